@@ -144,13 +144,23 @@ def _all_lines(seen: Record) -> Iterator[str]:
     if seen["bookies"]:
         yield from _table(_BOOKIE_COLUMNS, [_bookie(one) for one in seen["bookies"]])
         yield from (f"  {one['bookie']}: {one['problem']}" for one in seen["bookies"] if one["problem"])
+        yield from _left_out(sum(seen["bookie_states"].values()) - len(seen["bookies"]), "bookies")
     if seen["logs"]:
         yield from _table(_LOG_COLUMNS, [_log(one, now_ms) for one in seen["logs"]])
-        if seen["other_logs"]:
-            yield f"  and {seen['other_logs']} more logs"
+        yield from _left_out(seen["other_logs"], "logs")
     if seen["readers"]:
         rows = [_reader(reader, one, now_ms) for reader in seen["readers"] for one in reader["logs"]]
         yield from _table(("READER", "LOG", "LAG", "READ TO", "END", "TOLD"), rows)
+        for reader in seen["readers"]:
+            if reader["problem"]:
+                yield f"  {reader['reader']}: {reader['problem']}"
+            yield from _left_out(reader["other_logs"], f"logs of {reader['reader']}")
+        yield from _left_out(seen["other_readers"], "readers")
+
+
+def _left_out(count: int, what: str) -> Iterator[str]:
+    if count:
+        yield f"  and {count} more {what}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
@@ -161,7 +171,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator
 def _ledgers(ledgers: Record) -> str:
     counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in ledgers["states"].items() if count)
     unread = f", {ledgers['unread']} not read yet" if ledgers["unread"] else ""
-    return f"ledgers  {'more than ' if ledgers['more'] else ''}{ledgers['total']}: {counts or 'none'}{unread}"
+    total = f"more than {ledgers['total']}, of the newest" if ledgers["more"] else ledgers["total"]
+    return f"ledgers  {total}: {counts or 'none'}{unread}"
 
 
 def _repair(repair: Record, now_ms: int) -> Iterator[str]:
@@ -181,10 +192,11 @@ def _repair(repair: Record, now_ms: int) -> Iterator[str]:
 def _bookie(one: Record) -> Sequence[object]:
     used = [disk["used_percent"] for disk in one["disks"]]
     total = one["total_bytes"]
-    most = max(used) if used else 100 * (1 - one["free_bytes"] / total) if total else None
+    free = one["free_bytes"]
+    most = max(used) if used else 100 * (1 - free / total) if total and free is not None else None
     return (
         one["bookie"], one["state"], one["rack"] or _UNKNOWN, _UNKNOWN if most is None else f"{most:.0f}%",
-        _size(one["free_bytes"]), _number(one["adds_per_s"]), _size(one["written_bytes_per_s"]),
+        _size(free), _number(one["adds_per_s"]), _size(one["written_bytes_per_s"]),
         _number(one["reads_per_s"]), _size(one["read_bytes_per_s"]),
         _UNKNOWN if one["add_p99_ms"] is None else f"{one['add_p99_ms']:.1f} ms",
     )  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import heapq
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,16 +19,19 @@ from bk_spark.overview.http_call import HttpCaller, NoAnswerError
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataFormatError
 from bk_spark.protocol.metadata.registration import NATIVE_PROTOCOL, BookieServiceInfo, Endpoint
 
-#: Bookies that are asked over HTTP, at most, and how long all of them together are waited for.
-MAX_ASKED: Final = 200
+#: Bookies that are shown and asked over HTTP, at most, and how long all of them together are waited for.
+MAX_SHOWN: Final = 200
 _ASK_ALL_S: Final = 5.0
 _THREADS: Final = 16
+#: Disks of one bookie, those with the least room.
+_MAX_DISKS: Final = 100
+_MAX_INT64: Final = (1 << 63) - 1
 #: As Apache's bookie registers it.
 _HTTP_ENDPOINT: Final = "httpserver"
 
 #: Rates are those since the last collection, if it is not older.
 RATES_OVER_S: Final = 60.0
-_SAMPLE: Final = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+_SAMPLE: Final = re.compile(r"^(\w{1,500})(?:\{([^}\n]*)\})? (\S+)$", re.MULTILINE)
 _DISK: Final = re.compile(r"bookie_ledger_dir_(.+)_usage")
 #: What is counted, by the name of its rate. Apache's bookie has all but the last under the same names.
 _COUNTERS: Final = {
@@ -38,6 +43,8 @@ _COUNTERS: Final = {
 }
 _ADD_P99: Final = ("bookkeeper_server_ADD_ENTRY_REQUEST", 'success="true",quantile="0.99"')
 _CONNECTIONS: Final = ("bookkeeper_server_connections", "")
+_WANTED: Final = frozenset({*_COUNTERS.values(), _ADD_P99, _CONNECTIONS})
+_WRITABLE, _READ_ONLY, _GONE = "writable", "read-only", "not registered"
 
 Record = dict[str, Any]
 
@@ -78,15 +85,16 @@ class Bookies:
         self._caller = caller
         self._before: dict[str, _Said] = {}
 
-    def collect(self) -> list[Record]:
-        """Return a record for each bookie, by id."""
+    def collect(self) -> tuple[list[Record], dict[str, int]]:
+        """Return a record for each bookie that is shown, by id, and the number of all bookies by state."""
         available = f"{self._root}/available"
-        read_only = set(self._zk.children(f"{available}/readonly") or ())
-        writable = set(self._zk.children(available) or ()) - {"readonly"} - read_only
         # A bookie creates its cookie on its first start. It remains while the bookie is down.
-        known = sorted({*writable, *read_only, *(self._zk.children(f"{self._root}/cookies") or ())})
-        paths = {each: f"{available}/{each}" for each in writable}
-        paths |= {each: f"{available}/readonly/{each}" for each in read_only}
+        states = dict.fromkeys(self._zk.children(f"{self._root}/cookies") or (), _GONE)
+        states |= dict.fromkeys(set(self._zk.children(available) or ()) - {"readonly"}, _WRITABLE)
+        states |= dict.fromkeys(self._zk.children(f"{available}/readonly") or (), _READ_ONLY)
+        known = _shown(states)
+        folders = {_WRITABLE: available, _READ_ONLY: f"{available}/readonly"}
+        paths = {each: f"{folders[states[each]]}/{each}" for each in known if states[each] in folders}
         found = self._zk.get_many(list(paths.values()))
         infos = {each: _info(znode.data, each) for each, path in paths.items() if (znode := found[path]) is not None}
         self._addresses = {
@@ -99,17 +107,17 @@ class Bookies:
         said = self._ask({each: endpoint for each, endpoint in endpoints.items() if endpoint is not None})
         records = []
         for each in known:
-            state = "writable" if each in writable else "read-only" if each in read_only else "not registered"
             rack, address = racks[each], self._addresses.get(each)
             record = {
                 "bookie": each,
-                "state": state,
+                "state": states[each],
                 "rack": None if rack == DEFAULT_RACK else rack,
                 "address": None if address is None else "{}:{}".format(*address),
             }
             records.append(record | self._told(each, endpoints[each], said.get(each)))
         self._before = {each: one for each, one in said.items() if isinstance(one, _Said)}
-        return records
+        counts = Counter(states.values())
+        return records, {state: counts[state] for state in (_WRITABLE, _READ_ONLY, _GONE)}
 
     def _address(self, bookie_id: str) -> tuple[str, int]:
         if bookie_id not in self._addresses:
@@ -118,21 +126,17 @@ class Bookies:
 
     def _ask(self, endpoints: Mapping[str, Endpoint]) -> dict[str, _Said | str]:
         """Ask bookies at once. Return what each said, or why there is no answer."""
-        asked = dict(list(endpoints.items())[:MAX_ASKED])
-        said: dict[str, _Said | str] = dict.fromkeys(endpoints, f"only {MAX_ASKED} bookies are asked")
-        if not asked:
-            return said
+        if not endpoints:
+            return {}
         caller = self._caller()
-        pool = concurrent.futures.ThreadPoolExecutor(min(_THREADS, len(asked)), "overview")
+        pool = concurrent.futures.ThreadPoolExecutor(min(_THREADS, len(endpoints)), "overview")
         try:
-            calls = {each: pool.submit(_said_by, caller, endpoint) for each, endpoint in asked.items()}
+            calls = {each: pool.submit(_said_by, caller, endpoint) for each, endpoint in endpoints.items()}
             concurrent.futures.wait(calls.values(), timeout=_ASK_ALL_S)
-            for each, call in calls.items():
-                said[each] = call.result() if call.done() else "no answer in time"
+            return {each: call.result() if call.done() else "no answer in time" for each, call in calls.items()}
         finally:
             # Calls that are under way end by their own time limit.
             pool.shutdown(wait=False, cancel_futures=True)
-        return said
 
     def _told(self, bookie_id: str, endpoint: Endpoint | None, said: _Said | str | None) -> Record:
         record: Record = {"http": None, "problem": None, "disks": [], "free_bytes": None, "total_bytes": None}
@@ -151,6 +155,13 @@ class Bookies:
                 # A counter that fell is one of a process that was started again.
                 record[name] = round(grown / (said.at_s - before.at_s), 3) if grown >= 0 else None
         return record
+
+
+def _shown(states: Mapping[str, str]) -> list[str]:
+    """Return the bookies to show, by id. Those that do not accept writes come first, but leave half to the others."""
+    troubled = sorted(each for each, state in states.items() if state != _WRITABLE)
+    others = sorted(each for each, state in states.items() if state == _WRITABLE)
+    return sorted([*troubled[: max(MAX_SHOWN // 2, MAX_SHOWN - len(others))], *others][:MAX_SHOWN])
 
 
 def _info(data: bytes, bookie_id: str) -> BookieServiceInfo | None:
@@ -178,15 +189,18 @@ def _said_by(caller: HttpCaller, endpoint: Endpoint) -> _Said | str:
         free, total = int(space["freeSpace"]), int(space["totalSpace"])
     except NoAnswerError as error:
         return str(error)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "its answer cannot be read"
-    disks = [
+    if not (0 <= free <= _MAX_INT64 and 0 <= total <= _MAX_INT64):
+        return "its answer cannot be read"
+    disks: list[Record] = [
         {"directory": match[1], "used_percent": round(value, 1)}
         for (name, _), value in samples.items()
         if (match := _DISK.fullmatch(name)) is not None
     ]
+    fullest = heapq.nlargest(_MAX_DISKS, disks, key=lambda disk: disk["used_percent"])
     facts = {
-        "disks": sorted(disks, key=lambda disk: str(disk["directory"])),
+        "disks": sorted(fullest, key=lambda disk: disk["directory"]),
         "free_bytes": free,
         "total_bytes": total,
         "add_p99_ms": samples.get(_ADD_P99),
@@ -196,13 +210,16 @@ def _said_by(caller: HttpCaller, endpoint: Endpoint) -> _Said | str:
 
 
 def _samples(text: str) -> dict[tuple[str, str], float]:
-    """Return the samples of Prometheus' text format, by name and labels. Those without a finite value are left out."""
+    """Return those samples of Prometheus' text format that are used, by name and labels, if their value is finite."""
     found = {}
-    for name, labels, value in _SAMPLE.findall(text):
+    for match in _SAMPLE.finditer(text):
+        name, labels, value = match[1], (match[2] or "").replace(", ", ","), match[3]
+        if (name, labels) not in _WANTED and _DISK.fullmatch(name) is None:
+            continue
         try:
             number = float(value)
         except ValueError:
             continue
         if abs(number) < float("inf"):
-            found[name, labels.replace(", ", ",")] = number
+            found[name, labels] = number
     return found

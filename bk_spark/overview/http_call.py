@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import ssl
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from bk_spark.bookie.passwords import password_in
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -40,20 +43,19 @@ class HttpCaller:
 
     def get(self, scheme: str, host: str, port: int, path: str) -> str:
         """Return the content. Raises NoAnswerError."""
-        deadline = time.monotonic() + self.timeout_s
-        connection = self._connection(scheme, host, port)
+        deadline_s = time.monotonic() + self.timeout_s
         try:
-            connection.request("GET", path, headers=self._headers())
-            answer = connection.getresponse()
-            pieces, size = [], 0
-            # Piece by piece: a caller that dripped would otherwise begin a new time limit with each byte.
-            while piece := answer.read1(_READ_BYTES):
-                pieces.append(piece)
-                size += len(piece)
-                if size > _MAX_BYTES:
-                    raise NoAnswerError("the answer is too long")
-                if time.monotonic() > deadline:
-                    raise NoAnswerError("no answer in time")
+            with closing(self._connection(scheme, host, port)) as connection:
+                connection.request("GET", path, headers=self._headers())
+                arriving = cast(socket.socket, _Arriving(connection.sock, deadline_s))
+                answer = http.client.HTTPResponse(arriving, method="GET")
+                answer.begin()
+                pieces, size = [], 0
+                while piece := answer.read1(_READ_BYTES):
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > _MAX_BYTES:
+                        raise NoAnswerError("the answer is too long")
             if answer.status != http.client.OK:
                 raise NoAnswerError(f"answers with status {answer.status}")
             return b"".join(pieces).decode("utf-8", "replace")
@@ -61,10 +63,8 @@ class HttpCaller:
             raise NoAnswerError(f"its certificate is refused: {error.verify_message}") from None
         except TimeoutError:
             raise NoAnswerError("no answer in time") from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a host that is no name
             raise NoAnswerError(f"does not answer: {error}") from None
-        finally:
-            connection.close()
 
     def _connection(self, scheme: str, host: str, port: int) -> http.client.HTTPConnection:
         if scheme != "https":
@@ -75,6 +75,33 @@ class HttpCaller:
 
     def _headers(self) -> dict[str, str]:
         return {} if self.token is None else {"Authorization": f"Bearer {self.token.text}"}
+
+
+class _Arriving:
+    """The bytes that arrive until the deadline. A socket alone would begin a new time limit with each byte."""
+
+    def __init__(self, connected: Any, deadline_s: float) -> None:
+        self._reading = _Reading(connected, deadline_s)
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(self._reading)
+
+
+class _Reading(io.RawIOBase):
+    def __init__(self, connected: Any, deadline_s: float) -> None:
+        super().__init__()
+        self._connected, self._deadline_s = connected, deadline_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connected.settimeout(left_s)
+        count: int = self._connected.recv_into(buffer)
+        return count
 
 
 class _Secret:

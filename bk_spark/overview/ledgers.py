@@ -11,8 +11,10 @@ from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-#: Ledgers that are listed, at most, and metadata that one collection reads.
+#: Ledgers that are listed, at most, and for how long. Ids far apart, which clients choose, have a znode each to list.
 MAX_LISTED: Final = 100_000
+_LIST_S: Final = 5.0
+#: Metadata that one collection reads.
 MAX_READ: Final = 5_000
 #: A list takes long, so it is used for this time.
 _LIST_FOR_S: Final = 20.0
@@ -46,11 +48,13 @@ class Ledgers:
         }
 
     def _list(self) -> None:
+        """List the newest ledgers: the oldest are the ones that are closed."""
         ids: set[int] = set()
         self._more = False
-        for batch in self._store.list_ledgers():
+        began_s = self._now_s()
+        for batch in self._store.list_ledgers(descending=True):
             ids.update(batch[: MAX_LISTED - len(ids)])
-            if len(ids) >= MAX_LISTED:
+            if len(ids) >= MAX_LISTED or self._now_s() - began_s > _LIST_S:
                 self._more = True
                 break
         self._ids, self._listed_s = ids, self._now_s()
@@ -60,7 +64,6 @@ class Ledgers:
     def _read(self) -> None:
         closed = LedgerState.CLOSED.name.lower()
         changing = [each for each, state in self._states.items() if state != closed]
-        # The newest first: the oldest are the ones that are closed.
         unknown = sorted(self._ids - self._states.keys(), reverse=True)
         wanted = [*changing[: MAX_READ // 2], *unknown][:MAX_READ]
         paths = {self._store.manager.ledger_path(self._store.root, each): each for each in wanted}

@@ -26,8 +26,17 @@ MAX_LOGS: Final = 200
 MAX_WRITERS: Final = 10
 MAX_PAGES: Final = 200
 MAX_READERS: Final = 200
-#: Full pages that are remembered.
+#: Positions of all readers that are shown. Each reader has one at least.
+MAX_POSITIONS_SHOWN: Final = 2_000
+#: Newest pages of one log that are summed up.
+MAX_PAGES_OF_LOG: Final = 5_000
+#: Applications of one log, and of all, that one collection reads.
+_MAX_APPLICATIONS: Final = 100
+_MAX_ALL_APPLICATIONS: Final = 5_000
+#: Full pages that are remembered, and batch writes without a name.
 _MAX_KNOWN_PAGES: Final = 20_000
+_MAX_KNOWN_UNNAMED: Final = 100_000
+_MAX_INT64: Final = (1 << 63) - 1
 
 Record = dict[str, Any]
 
@@ -60,12 +69,15 @@ class Logs:
         self._before: dict[str, _Known] = {}
         self._pages: dict[tuple[str, int], _Page] = {}
         self._budget = 0
+        #: Applications that are batch writes without a name. They stay that for good, and many may be kept.
+        self._unnamed: dict[str, None] = {}
+        self._applications_budget = 0
 
-    def collect(self) -> tuple[list[Record], list[Record], int]:
-        """Return the logs by name, the streaming queries that read some, and how many logs were left out."""
+    def collect(self) -> tuple[list[Record], list[Record], int, int]:
+        """Return the logs by name, the streaming queries that read some, and how many of either were left out."""
         names = sorted(filter(is_log_name, self._zk.children(self._root) or ()))
         shown = names[:MAX_LOGS]
-        self._budget = MAX_PAGES
+        self._budget, self._applications_budget = MAX_PAGES, _MAX_ALL_APPLICATIONS
         heads = self._zk.get_many([head_path(self._root, name) for name in shown])
         now_s = time.monotonic()
         records, ends = [], {}
@@ -81,13 +93,16 @@ class Logs:
             ends[name] = _Known(head.log_id, head.next_offset, now_s)
             records.append(record)
         self._before = ends
-        return records, self._readers(ends), len(names) - len(shown)
+        readers, other_readers = self._readers(ends)
+        return records, readers, len(names) - len(shown), other_readers
 
     def _record(self, name: str, head: Head, now_s: float) -> Record:
         paths = LogPaths(self._root, name, head.log_id)
-        page_numbers = range(head.first_znode_page, head.tail_page + 1)
+        page_numbers = range(head.first_znode_page, head.tail_page + 1)[-MAX_PAGES_OF_LOG:]
+        if not page_numbers:
+            raise MetadataFormatError(f"head of a log {paths.head} is damaged: its tail page is in the index")
         pages = self._read_pages(paths, page_numbers)
-        complete = len(pages) == len(page_numbers) and head.first_znode_page == head.first_page
+        complete = len(pages) == len(page_numbers) and page_numbers[0] == head.first_page
         tail = pages[-1] if pages else None
         before = self._before.get(name)
         rate = None
@@ -134,14 +149,21 @@ class Logs:
 
     def _writers(self, paths: LogPaths) -> list[Record]:
         """Return the applications that committed last. Batch writes without a name are left out."""
-        found = self._zk.get_many([f"{paths.apps}/{each}" for each in (self._zk.children(paths.apps) or ())[:100]])
+        names = (f"{paths.apps}/{each}" for each in sorted(self._zk.children(paths.apps) or ()))
+        wanted = [path for path in names if path not in self._unnamed]
+        found = self._zk.get_many(wanted[: min(_MAX_APPLICATIONS, self._applications_budget)])
+        self._applications_budget -= len(found)
         committed = []
         for path, znode in found.items():
             if znode is None:
                 continue
             one = decode_application(znode.data, path)
-            if not one.anonymous:
+            if one.anonymous:
+                self._unnamed[path] = None
+            else:
                 committed.append(one)
+        while len(self._unnamed) > _MAX_KNOWN_UNNAMED:
+            del self._unnamed[next(iter(self._unnamed))]
         committed.sort(key=lambda one: -one.commit_time_ms)
         return [
             {
@@ -154,18 +176,29 @@ class Logs:
             for one in committed[:MAX_WRITERS]
         ]
 
-    def _readers(self, ends: dict[str, _Known]) -> list[Record]:
+    def _readers(self, ends: dict[str, _Known]) -> tuple[list[Record], int]:
         top = readers_path(self._root)
-        found = self._zk.get_many([f"{top}/{each}" for each in sorted(self._zk.children(top) or ())[:MAX_READERS]])
-        records = []
+        names = sorted(self._zk.children(top) or ())
+        found = self._zk.get_many([f"{top}/{each}" for each in names[:MAX_READERS]])
+        records: list[Record] = []
+        room = MAX_POSITIONS_SHOWN
         for path, znode in found.items():
             if znode is None:
                 continue
             try:
-                records.append(_reader(decode_progress(znode.data, path), znode, ends))
+                record = _reader(decode_progress(znode.data, path), znode, ends)
             except MetadataFormatError as error:
-                records.append({"reader": path.rpartition("/")[2], "problem": error.message, "logs": []})
-        return records
+                records.append(
+                    {"reader": path.rpartition("/")[2], "problem": error.message, "logs": [], "other_logs": 0}
+                )
+                continue
+            # Those with the largest lag.
+            shown = record["logs"][: max(1, room)]
+            record["other_logs"] += len(record["logs"]) - len(shown)
+            record["logs"] = shown
+            room -= len(shown)
+            records.append(record)
+        return records, len(names) - len(found)
 
 
 def _sums(page: SegmentPage) -> _Page:
@@ -187,7 +220,7 @@ def _reader(progress: Progress, znode: Znode, ends: dict[str, _Known]) -> Record
         "problem": None,
         "began_ms": progress.began_time_ms,
         "told_ms": znode.mtime_ms,
-        "lag_entries": sum(log["lag_entries"] for log in logs),
+        "lag_entries": min(_MAX_INT64, sum(log["lag_entries"] for log in logs)),
         "logs": logs,
         "other_logs": progress.others,
     }

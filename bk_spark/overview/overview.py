@@ -70,14 +70,17 @@ class Overview:
                 return None
 
         logs = part("logs", self._logs.collect)
+        bookies = part("bookies", self._bookies.collect)
         return {
             "collected_ms": unix_time_ms(),
             "cluster": self._uri,
-            "bookies": part("bookies", self._bookies.collect),
+            "bookies": None if bookies is None else bookies[0],
+            "bookie_states": None if bookies is None else bookies[1],
             "ledgers": part("ledgers", self._ledgers.collect),
             "repair": part("repair", self._repairs.collect),
             "logs": None if logs is None else logs[0],
             "readers": None if logs is None else logs[1],
             "other_logs": 0 if logs is None else logs[2],
+            "other_readers": 0 if logs is None else logs[3],
             "problems": problems,
         }

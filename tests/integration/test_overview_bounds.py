@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.placement.racks import Racks
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
-from bk_spark.log import EntryFormat, LogSettings, LogStore
-from bk_spark.overview import ledgers as ledgers_module, logs as logs_module, repairs as repairs_module
+from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
+from bk_spark.log.formats.names import readers_path
+from bk_spark.log.formats.progress import LogProgress, Progress, encode_progress
+from bk_spark.log.formats.znodes import Application, Head, IndexPosition, encode_application, encode_head
+from bk_spark.overview import (
+    bookies as bookies_module,
+    ledgers as ledgers_module,
+    logs as logs_module,
+    repairs as repairs_module,
+)
+from bk_spark.overview.bookies import Bookies
+from bk_spark.overview.http_call import caller
 from bk_spark.overview.ledgers import Ledgers
 from bk_spark.overview.logs import Logs
 from bk_spark.overview.repairs import Repairs
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.metadata.registration import BookieServiceInfo, Endpoint
 from bk_spark.protocol.quorum import Quorum
 
 ONE = Quorum(1, 1, 1)
+ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 OPEN = LedgerMetadata(ONE, (Segment(0, ("b1:1",)),), digest_type=DigestType.CRC32C, password=b"")
 CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry_id=0, length=1)
 
@@ -52,9 +66,21 @@ def test_ledgers_are_read_in_parts_and_closed_ones_once(store: LedgerStore, monk
     assert ledgers.collect()["total"] == 7
     now_s[0] += 60
     assert ledgers.collect()["states"]["open"] == 1
+    # Of too many the newest count: those are written.
     monkeypatch.setattr(ledgers_module, "MAX_LISTED", 5)
     some = Ledgers(store).collect()
-    assert (some["total"], some["more"]) == (5, True)
+    assert (some["total"], some["more"], some["states"]["open"]) == (5, True, 1)
+
+
+def test_a_list_of_ledgers_takes_no_longer_than_it_may(store: LedgerStore) -> None:
+    for ledger_id in (5, 10_000_000_000, 20_000_000_000):
+        store.create(CLOSED, ledger_id=ledger_id)
+    assert list(store.list_ledgers(descending=True)) == [[20_000_000_000], [10_000_000_000], [5]]
+    clock = itertools.count(100, 4)
+    some = Ledgers(store, now_s=lambda: float(next(clock))).collect()
+    assert (some["total"], some["more"]) == (2, True)
+    every = Ledgers(store, now_s=lambda: 100.0).collect()
+    assert (every["total"], every["more"]) == (3, False)
 
 
 def test_how_many_repairs_are_done(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +115,93 @@ def test_logs_beyond_the_bound_are_counted(
     head = f"{store.root}/b"
     zookeeper.set(head, b"nonsense", -1)
     logs = Logs(zookeeper, store.root)
-    found, readers, others = logs.collect()
-    assert ([(one["log"], one["state"]) for one in found], readers, others) == (
-        [("a", "ok"), ("b", "unreadable"), ("c", "ok")], [], 0,
+    found, readers, others, other_readers = logs.collect()
+    assert ([(one["log"], one["state"]) for one in found], readers, others, other_readers) == (
+        [("a", "ok"), ("b", "unreadable"), ("c", "ok")], [], 0, 0,
     )  # fmt: skip
     monkeypatch.setattr(logs_module, "MAX_LOGS", 2)
     assert logs.collect()[2] == 1
+
+
+@pytest.fixture
+def one_log(zookeeper: ZooKeeper, fresh_root: str) -> Log:
+    settings = LogSettings.create(ONE, DigestType.CRC32C, EntryFormat.RAW, b"")
+    return LogStore(zookeeper, f"{fresh_root}/logs").create_log("clicks", settings)
+
+
+def test_a_damaged_head_costs_one_log(zookeeper: ZooKeeper, fresh_root: str, one_log: Log) -> None:
+    logs, path = Logs(zookeeper, f"{fresh_root}/logs"), f"{fresh_root}/logs/clicks"
+    # A list of as many pages as there are numbers ends, and is not complete.
+    zookeeper.set(path, encode_head(Head(one_log.log_id, tail_page=(1 << 63) - 1)), -1)
+    ((record,), _, _, _) = logs.collect()
+    assert (record["state"], record["complete"]) == ("ok", False)
+    index = IndexPosition(1, 0, end_page=9, end_offset=0)
+    zookeeper.set(path, encode_head(Head(one_log.log_id, tail_page=5, index=index)), -1)
+    ((record,), _, _, _) = logs.collect()
+    assert (record["state"], "tail page" in record["problem"]) == ("unreadable", True)
+
+
+def test_batch_writes_without_a_name_hide_nobody(
+    zookeeper: ZooKeeper, fresh_root: str, one_log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "_MAX_APPLICATIONS", 3)
+    logs, apps = Logs(zookeeper, f"{fresh_root}/logs"), f"{fresh_root}/logs/clicks/apps"
+    zookeeper.ensure_path(apps)
+    for name in ("a1", "a2", "a3", "a4", "query"):
+        application = Application(name, "", 0, "run", 1000, 0, 1, anonymous=name != "query")
+        zookeeper.create(f"{apps}/{name}", encode_application(application))
+    assert logs.collect()[0][0]["writers"] == []
+    for _ in range(2):
+        ((record,), _, _, _) = logs.collect()
+        assert [one["application"] for one in record["writers"]] == ["query"]
+    # What one collection reads of all logs is bounded, too.
+    monkeypatch.setattr(logs_module, "_MAX_ALL_APPLICATIONS", 0)
+    assert logs.collect()[0][0]["writers"] == []
+
+
+def test_readers_beyond_the_bound_are_counted(
+    zookeeper: ZooKeeper, fresh_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"{fresh_root}/logs"
+    zookeeper.ensure_path(readers_path(root))
+    positions = tuple(LogProgress(f"log{each}", ID, 0, each) for each in range(5))
+    for name in ("a", "b", "c"):
+        zookeeper.create(f"{readers_path(root)}/{name}", encode_progress(Progress(name, 1, 1, positions, 10)))
+    zookeeper.create(f"{readers_path(root)}/aa", b"nonsense")
+    monkeypatch.setattr(logs_module, "MAX_READERS", 3)
+    monkeypatch.setattr(logs_module, "MAX_POSITIONS_SHOWN", 4)
+    _, readers, _, others = Logs(zookeeper, root).collect()
+    shown = [(one["reader"], [log["lag_entries"] for log in one["logs"]], one["other_logs"]) for one in readers]
+    # Each has the logs with its largest lag, one at least.
+    assert (shown, others) == ([("a, process 1", [4, 3, 2, 1], 11), ("aa", [], 0), ("b, process 1", [4], 14)], 1)
+    assert [one.get("lag_entries") for one in readers] == [10, None, 10]
+
+
+def test_what_a_reader_claims_fits_into_its_field(zookeeper: ZooKeeper, fresh_root: str) -> None:
+    root, most = f"{fresh_root}/logs", (1 << 63) - 1
+    zookeeper.ensure_path(readers_path(root))
+    positions = tuple(LogProgress(f"log{each}", ID, 0, most) for each in range(3))
+    zookeeper.create(f"{readers_path(root)}/a", encode_progress(Progress("a", 1, 1, positions)))
+    _, (reader,), _, _ = Logs(zookeeper, root).collect()
+    assert reader["lag_entries"] == most
+
+
+def test_bookies_beyond_the_bound_are_counted(
+    zookeeper: ZooKeeper, ledgers_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookies_module, "MAX_SHOWN", 2)
+    zookeeper.ensure_path(f"{ledgers_root}/available/readonly")
+    zookeeper.ensure_path(f"{ledgers_root}/cookies")
+    for bookie in ("a:1", "b:1", "c:1"):
+        zookeeper.create(f"{ledgers_root}/cookies/{bookie}", b"")
+    wrong = BookieServiceInfo((Endpoint("bookie", "h", 1, "bookie-rpc"), Endpoint("httpserver", "no name", 1, "http")))
+    zookeeper.create(f"{ledgers_root}/available/b:1", wrong.encode())
+    zookeeper.create(f"{ledgers_root}/available/readonly/d:1", b"")
+    bookies = Bookies(zookeeper, ledgers_root, lambda address_of: Racks([], address_of), caller)
+    records, counts = bookies.collect()
+    assert counts == {"writable": 1, "read-only": 1, "not registered": 2}
+    assert [(one["bookie"], one["state"], one["address"]) for one in records] == [
+        ("a:1", "not registered", None), ("b:1", "writable", "h:1"),
+    ]  # fmt: skip
+    # Whatever one registers, the others are shown.
+    assert "does not answer" in records[1]["problem"]

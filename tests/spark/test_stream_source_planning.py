@@ -913,7 +913,7 @@ def test_a_query_tells_where_it_is(world: World, monkeypatch: pytest.MonkeyPatch
     start = reader.initialOffset()
     end = reader.latestOffset(start, ALL)
     reader.latestOffset(end, ALL)
-    logs, readers, _ = Logs(world.client.zookeeper, world.store.root).collect()
+    logs, readers, _, _ = Logs(world.client.zookeeper, world.store.root).collect()
     assert [(one["log"], one["next_offset"], one["segments"], one["bytes"] > 0) for one in logs] == [
         ("events", 15, 2, True)
     ]
@@ -921,5 +921,5 @@ def test_a_query_tells_where_it_is(world: World, monkeypatch: pytest.MonkeyPatch
     assert mine["logs"] == [{"log": "events", "read_to": 15, "end": 15, "lag_entries": 0}]
     # What is committed later is unread, whatever the query last saw.
     world.append(log, (7, 1))
-    _, (mine,), _ = Logs(world.client.zookeeper, world.store.root).collect()
+    _, (mine,), _, _ = Logs(world.client.zookeeper, world.store.root).collect()
     assert (mine["lag_entries"], mine["other_logs"]) == (7, 0)

@@ -10,15 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.formats.progress import LogProgress, Progress, decode_progress, encode_progress
-from bk_spark.overview.bookies import _samples
-from bk_spark.overview.http_call import NoAnswerError, caller, token_in
+from bk_spark.overview import bookies as bookies_module
+from bk_spark.overview.bookies import _said_by, _shown
+from bk_spark.overview.http_call import HttpCaller, NoAnswerError, caller, token_in
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.metadata.registration import Endpoint
 from bookie_server.admin import cluster_page
 from bookie_server.admin.cluster_page import ClusterPage
 from bookie_server.admin.routes import HttpError, Request, Response
@@ -152,11 +155,15 @@ def test_a_token_is_one_word(tmp_path: Path) -> None:
         assert not wrong.strip() or wrong.decode() not in str(caught.value)
 
 
-def drip(connection: socket.socket) -> None:
-    connection.sendall(HEAD)
+def drip(connection: socket.socket, head: bytes = HEAD) -> None:
+    connection.sendall(head)
     ended = threading.Event()
     while not ended.wait(0.02):
         connection.sendall(b"x")
+
+
+def drip_headers(connection: socket.socket) -> None:
+    drip(connection, b"HTTP/1.1 200 OK\r\nX-Long: ")
 
 
 def flood(connection: socket.socket) -> None:
@@ -169,6 +176,7 @@ def flood(connection: socket.socket) -> None:
     ("answer", "says"),
     [
         (drip, "no answer in time"),
+        (drip_headers, "no answer in time"),
         (flood, "too long|no answer in time"),
         (lambda connection: connection.sendall(b"nonsense\r\n\r\n"), "does not answer"),
         (lambda connection: None, "does not answer"),
@@ -176,8 +184,9 @@ def flood(connection: socket.socket) -> None:
     ],
 )
 def test_an_answer_that_cannot_be_used(answer: Callable[[socket.socket], None], says: str) -> None:
+    asking = replace(caller(), timeout_s=0.3 if answer in (drip, drip_headers, flood) else 30.0)
     with answering(answer) as port, pytest.raises(NoAnswerError, match=says):
-        replace(caller(), timeout_s=0.3 if answer in (drip, flood) else 30.0).get("http", "127.0.0.1", port, "/x")
+        asking.get("http", "127.0.0.1", port, "/x")
 
 
 def test_https_without_an_authority_is_not_asked() -> None:
@@ -185,9 +194,63 @@ def test_https_without_an_authority_is_not_asked() -> None:
         caller().get("https", "127.0.0.1", 1, "/x")
 
 
+@pytest.mark.parametrize("host", ["a b", "a\r\nX: y", "a\0b", "\u00e4" * 70, "", "." * 300])
+def test_a_host_that_is_no_name(host: str) -> None:
+    with pytest.raises(NoAnswerError, match="does not answer"):
+        caller().get("http", host, 1, "/x")
+
+
+def said_by(metrics: str, space: str) -> Any:
+    answers = {"/metrics": metrics, "/api/v1/bookie/info": space}
+    asking = SimpleNamespace(get=lambda scheme, host, port, path: answers[path])
+    return _said_by(cast(HttpCaller, asking), Endpoint("httpserver", "h", 1, "http"))
+
+
+SPACE = '{"freeSpace": 5, "totalSpace": 7}'
+
+
 def test_samples_of_either_bookie() -> None:
-    text = '# HELP x\nx 1\ny_count{success="true", a="b"} 2.5\nz{q="0.5"} NaN\nbad line here\nw +Inf\n'
-    assert _samples(text) == {("x", ""): 1.0, ("y_count", 'success="true",a="b"'): 2.5}
+    text = (
+        "# HELP x\nbookie_WRITE_BYTES 1\nbookkeeper_server_connections 1e999\nbookie_READ_BYTES NaN\nbad line here\n"
+        'bookkeeper_server_ADD_ENTRY_REQUEST{success="true", quantile="0.99"} 2.5\nother 7\n'
+        'bookie_ledger_dir_x_usage{a="\n"} 3\n'
+    )
+    said = said_by(text, SPACE)
+    assert said.counts == {"written_bytes_per_s": 1.0}
+    assert said.facts == {
+        "disks": [], "free_bytes": 5, "total_bytes": 7, "add_p99_ms": 2.5, "connections": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        "", "[]", "{}", '{"freeSpace": Infinity, "totalSpace": 7}', '{"freeSpace": 5, "totalSpace": 1e999}',
+        '{"freeSpace": NaN, "totalSpace": 7}', '{"freeSpace": -1, "totalSpace": 7}', "[" * 100_000,
+        '{"freeSpace": 1' + "0" * 400 + ', "totalSpace": 7}', '{"freeSpace": 1' + "0" * 5000 + ', "totalSpace": 7}',
+    ],
+)  # fmt: skip
+def test_sizes_that_no_disk_has(space: str) -> None:
+    assert said_by("", space) == "its answer cannot be read"
+
+
+def test_the_fullest_disks_are_shown() -> None:
+    text = "".join(f"bookie_ledger_dir_d{each:04}_usage {each % 500}\n" for each in range(1000))
+    disks = said_by(text, SPACE).facts["disks"]
+    assert len(disks) == 100
+    assert min(disk["used_percent"] for disk in disks) == 450
+    assert [disk["directory"] for disk in disks] == sorted(disk["directory"] for disk in disks)
+
+
+def test_which_of_many_bookies_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookies_module, "MAX_SHOWN", 4)
+    assert _shown({"b": "writable", "a": "not registered"}) == ["a", "b"]
+    writable = {f"w{each}": "writable" for each in range(5)}
+    gone = {f"a{each}": "not registered" for each in range(5)}
+    assert _shown(writable) == ["w0", "w1", "w2", "w3"]
+    assert _shown(writable | gone | {"z": "read-only"}) == ["a0", "a1", "w0", "w1"]
+    assert _shown({"w": "writable"} | gone) == ["a0", "a1", "a2", "w"]
+    assert _shown(gone) == ["a0", "a1", "a2", "a3"]
 
 
 # --- how far queries have read ---

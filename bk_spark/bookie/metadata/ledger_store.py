@@ -240,19 +240,19 @@ class LedgerStore:
         if self.manager is not LedgerManager.FLAT:
             self._delete_empty_parents(path.rpartition("/")[0])
 
-    def list_ledgers(self) -> Iterator[list[int]]:
+    def list_ledgers(self, *, descending: bool = False) -> Iterator[list[int]]:
         """Yield the ids of all ledgers, ascending, in batches. A batch has the children of one znode, at most 10,000
         except in the flat layout. Ledgers created or deleted meanwhile may or may not be listed."""
-        yield from self._list(self.root, "")
+        yield from self._list(self.root, "", descending)
 
-    def _list(self, path: str, digits: str) -> Iterator[list[int]]:
+    def _list(self, path: str, digits: str, descending: bool) -> Iterator[list[int]]:
         names = self.zk.children(path) or ()
         # Names of one length sort like their numbers. Shorter names come first, because their ids are lower.
-        listed = sorted(names, key=lambda name: (len(name), name))
+        listed = sorted(names, key=lambda name: (len(name), name), reverse=descending)
         if not self.manager.is_leaf(digits):
             for name in listed:
                 if self.manager.is_branch(digits, name):
-                    yield from self._list(f"{path}/{name}", digits + name)
+                    yield from self._list(f"{path}/{name}", digits + name, descending)
         else:
             yield [int(digits + name[1:]) for name in listed if self.manager.is_ledger(digits, name)]
 

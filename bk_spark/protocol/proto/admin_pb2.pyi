@@ -341,7 +341,7 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Cluster(_message.Message):
-    __slots__ = ("collected_ms", "cluster", "bookies", "ledgers", "repair", "logs", "readers", "other_logs", "problems")
+    __slots__ = ("collected_ms", "cluster", "bookies", "ledgers", "repair", "logs", "readers", "other_logs", "problems", "bookie_states", "other_readers")
     class Disk(_message.Message):
         __slots__ = ("directory", "used_percent")
         DIRECTORY_FIELD_NUMBER: _ClassVar[int]
@@ -510,6 +510,13 @@ class Cluster(_message.Message):
         logs: _containers.RepeatedCompositeFieldContainer[Cluster.Position]
         other_logs: int
         def __init__(self, reader: _Optional[str] = ..., problem: _Optional[str] = ..., began_ms: _Optional[int] = ..., told_ms: _Optional[int] = ..., lag_entries: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[Cluster.Position, _Mapping]]] = ..., other_logs: _Optional[int] = ...) -> None: ...
+    class BookieStatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     COLLECTED_MS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BOOKIES_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +526,8 @@ class Cluster(_message.Message):
     READERS_FIELD_NUMBER: _ClassVar[int]
     OTHER_LOGS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    BOOKIE_STATES_FIELD_NUMBER: _ClassVar[int]
+    OTHER_READERS_FIELD_NUMBER: _ClassVar[int]
     collected_ms: int
     cluster: str
     bookies: _containers.RepeatedCompositeFieldContainer[Cluster.Bookie]
@@ -528,4 +537,6 @@ class Cluster(_message.Message):
     readers: _containers.RepeatedCompositeFieldContainer[Cluster.Reader]
     other_logs: int
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, collected_ms: _Optional[int] = ..., cluster: _Optional[str] = ..., bookies: _Optional[_Iterable[_Union[Cluster.Bookie, _Mapping]]] = ..., ledgers: _Optional[_Union[Cluster.Ledgers, _Mapping]] = ..., repair: _Optional[_Union[Cluster.Repair, _Mapping]] = ..., logs: _Optional[_Iterable[_Union[Cluster.Log, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[Cluster.Reader, _Mapping]]] = ..., other_logs: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    bookie_states: _containers.ScalarMap[str, int]
+    other_readers: int
+    def __init__(self, collected_ms: _Optional[int] = ..., cluster: _Optional[str] = ..., bookies: _Optional[_Iterable[_Union[Cluster.Bookie, _Mapping]]] = ..., ledgers: _Optional[_Union[Cluster.Ledgers, _Mapping]] = ..., repair: _Optional[_Union[Cluster.Repair, _Mapping]] = ..., logs: _Optional[_Iterable[_Union[Cluster.Log, _Mapping]]] = ..., readers: _Optional[_Iterable[_Union[Cluster.Reader, _Mapping]]] = ..., other_logs: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., bookie_states: _Optional[_Mapping[str, int]] = ..., other_readers: _Optional[int] = ...) -> None: ...

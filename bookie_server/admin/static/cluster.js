@@ -93,8 +93,13 @@ function bookieRow(one) {
   ]);
 }
 
-function showBookies(bookies) {
-  fill("bookies", bookies.map(bookieRow), 11, "No bookie has ever registered.");
+function leftOut(count, what, columns) {
+  return count ? [row([`… and ${number(count)} more ${what}`, ...Array(columns - 1).fill("")])] : [];
+}
+
+function showBookies(bookies, states) {
+  const others = Object.values(states).reduce((sum, one) => sum + one, 0) - bookies.length;
+  fill("bookies", [...bookies.map(bookieRow), ...leftOut(others, "bookies", 11)], 11, "No bookie has ever registered.");
 }
 
 function showLedgers(ledgers) {
@@ -105,6 +110,7 @@ function showLedgers(ledgers) {
     ["closed", number(states.closed)],
   ];
   if (states.unreadable) values.push(["unreadable", number(states.unreadable), "bad"]);
+  if (ledgers.more) values.push(["states of", `the newest ${number(ledgers.total)}`, "warn"]);
   if (ledgers.unread) values.push(["not read yet", number(ledgers.unread), "warn"]);
   facts(document.querySelector("#ledgers dl"), values);
 }
@@ -132,9 +138,7 @@ function showRepair(repair, bookies, nowMs) {
     ago(one.marked_ms, nowMs),
     one.repaired_by ? `${one.repaired_by}, since ${duration(nowMs - one.since_ms)}` : "nobody yet",
   ]));
-  if (repair.under_replicated > rows.length) {
-    rows.push(row([`… and ${number(repair.under_replicated - rows.length)} more`, "", "", "", ""]));
-  }
+  rows.push(...leftOut(Math.max(0, repair.under_replicated - rows.length), "ledgers", 5));
   fill("repair", rows, 5, "Every ledger has all its copies.");
 }
 
@@ -169,27 +173,29 @@ function logRow(log, readers, nowMs) {
 
 function showLogs(logs, readers, others, nowMs) {
   const rows = logs.map((log) => logRow(log, readers, nowMs));
-  if (others) rows.push(row([`… and ${number(others)} more logs`, "", "", "", "", "", "", "", ""]));
+  rows.push(...leftOut(others, "logs", 9));
   fill("logs", rows, 9, "There is no log.");
 }
 
-function showReaders(readers, nowMs) {
+function showReaders(readers, others, nowMs) {
   const rows = readers.flatMap((reader) => {
     if (reader.problem) return [row([reader.reader, [reader.problem, "bad"], "", "", "", ""])];
-    return reader.logs.map((one) => row([
+    const rows = reader.logs.map((one) => row([
       reader.reader, one.log, [number(one.lag_entries, " entries"), one.lag_entries ? "number warn" : "number good"],
       [number(one.read_to), "number"], [number(one.end), "number"], ago(reader.told_ms, nowMs),
     ]));
+    return [...rows, ...leftOut(reader.other_logs, `logs of ${reader.reader}`, 6)];
   });
+  rows.push(...leftOut(others, "queries", 6));
   fill("readers", rows, 6, "No streaming query is reading.");
 }
 
 function showSummary(seen) {
   const values = [];
-  const count = (state) => seen.bookies.filter((one) => one.state === state).length;
   if (seen.bookies) {
-    values.push(["writable bookies", `${count("writable")} of ${seen.bookies.length}`,
-      count("writable") === seen.bookies.length ? "good" : "warn"]);
+    const writable = seen.bookie_states.writable;
+    const all = Object.values(seen.bookie_states).reduce((total, one) => total + one, 0);
+    values.push(["writable bookies", `${number(writable)} of ${number(all)}`, writable === all ? "good" : "warn"]);
     const sum = (name) => seen.bookies.reduce((total, one) => total + (one[name] || 0), 0);
     values.push(["written", size(sum("written_bytes_per_s"), "/s")], ["read", size(sum("read_bytes_per_s"), "/s")]);
   }
@@ -206,11 +212,11 @@ function show(seen) {
   byId("where").textContent = seen.cluster;
   byId("problems").replaceChildren(...seen.problems.map((problem) => element("li", problem)));
   showSummary(seen);
-  if (seen.bookies) showBookies(seen.bookies);
+  if (seen.bookies) showBookies(seen.bookies, seen.bookie_states);
   if (seen.ledgers) showLedgers(seen.ledgers);
   if (seen.repair) showRepair(seen.repair, seen.bookies, nowMs);
   if (seen.logs) showLogs(seen.logs, seen.readers, seen.other_logs, nowMs);
-  if (seen.readers) showReaders(seen.readers, nowMs);
+  if (seen.readers) showReaders(seen.readers, seen.other_readers, nowMs);
   document.body.dataset.shown = String(nowMs);
 }
 
@@ -234,7 +240,8 @@ async function refresh() {
     const since = latest ? `; shown is what was collected ${ago(latest.collected_ms, Date.now())}` : "";
     tell(`No answer: ${error.message}${since}`, "bad");
   }
-  if (!paused) timer = setTimeout(refresh, REFRESH_MS);
+  // Hidden meanwhile: it goes on when somebody looks.
+  if (!paused && !document.hidden) timer = setTimeout(refresh, REFRESH_MS);
 }
 
 byId("pause").addEventListener("click", () => {
