@@ -872,7 +872,8 @@ def test_progress_is_told_rarely_and_ends_with_the_session(world: World) -> None
     session = ZooKeeper(world.client.zookeeper.servers)
     session.start()
     now = [0.0]
-    teller = ProgressTeller(lambda: session, world.store.root, now_s=lambda: now[0])
+    sessions = [session]
+    teller = ProgressTeller(lambda: sessions[0], world.store.root, now_s=lambda: now[0])
     top = readers_path(world.store.root)
 
     def told() -> list[tuple[int, int]]:
@@ -897,8 +898,17 @@ def test_progress_is_told_rarely_and_ends_with_the_session(world: World) -> None
     now[0] += 1
     tell(10)
     assert told() == [(10, 15)]
+    # The znode ends with its session. A query that has nothing new to tell makes it again in the next one.
+    sessions.append(ZooKeeper(world.client.zookeeper.servers))
+    sessions.pop(0).close()
+    wait_until(lambda: told() == [], "the end of the znode")
+    sessions[0].start()
+    for _ in range(2):
+        now[0] += EVERY_S
+        tell(10)
+        assert told() == [(10, 15)]
     # Nobody else's problem ends a query.
-    session.close()
+    sessions[0].close()
     wait_until(lambda: told() == [], "the end of the znode")
     now[0] += EVERY_S
     tell(15)

@@ -1,7 +1,8 @@
 """Tells ZooKeeper how far a query has read, for the page of the cluster.
 
 Nothing depends on it: a query's position is in its checkpoint. One ephemeral znode for each query's source is written
-at most once in ten seconds, and only if something changed. A query that runs for a shorter time writes nothing.
+at most once in ten seconds, and only if something changed: also if another session began, since the znode ended with
+the old one. A query that runs for a shorter time writes nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class ProgressTeller:
         self._next_s = now_s() + EVERY_S
         self._began_ms = time.time_ns() // 1_000_000
         self._told = b""
+        #: The session that the znode ends with.
+        self._session_id = 0
 
     def tell(self, begun: StreamOffset, extents: Mapping[str, Extent]) -> None:
         """Everything before ``begun`` was read. ``extents``: what is there. Never fails."""
@@ -69,13 +72,15 @@ class ProgressTeller:
         known = tuple(positions[:MAX_POSITIONS])
         told = encode_progress(Progress(socket.gethostname(), os.getpid(), self._began_ms, known, left_out))
         self._next_s = self._now_s() + EVERY_S
-        if told == self._told:
-            return
         try:
             zookeeper = self._zookeeper()
+            session_id = zookeeper.session_id
+            # 0: there is none now. A query without news begins none.
+            if told == self._told and session_id in (0, self._session_id):
+                return
             with zookeeper.within(_TIMEOUT_MS):
                 self._write(zookeeper, told)
-            self._told = told
+            self._told, self._session_id = told, session_id
         except MetadataError as error:
             # For example a user who may only read.
             _LOG.debug("the progress of this query is not told: %s", error)
