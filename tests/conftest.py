@@ -36,6 +36,10 @@ _DIRECTORIES = ("unit", "fuzz", "simulation", "crash", "integration", "spark", "
 _PURE = ("unit", "fuzz", "simulation", "crash")
 _STARTING = {"cluster", "spark", "zk_only"}
 _LEAK_CHECKED = ("integration", "interop", "faults")
+#: Tests that are repeated after failures for which nobody here can do anything: pyproject.toml names them. The others
+#: are many, and a test that may be repeated costs as much as two of them.
+_REPEATED = ("spark", "interop", "faults")
+_REPETITIONS = 2
 
 
 def pytest_configure() -> None:
@@ -52,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if directory not in _DIRECTORIES:
             raise pytest.UsageError(f"{item.nodeid}: tests live in one of tests/{{{','.join(_DIRECTORIES)}}}")
         item.add_marker(directory)
+        if directory in _REPEATED:
+            item.add_marker(pytest.mark.flaky(reruns=_REPETITIONS))
         order[item] = _DIRECTORIES.index(directory)
         started = _STARTING.intersection(getattr(item, "fixturenames", ()))
         if directory in _PURE and started:
