@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -53,10 +54,19 @@ class HttpServer(web.Server):
         self.connection_timeout_s = connection_timeout_s
         self._tls = tls
         self._room = memoryview(bytearray(_READ_BYTES))
+        self._beginnings: set[asyncio.Task[Any]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
 
-    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]  # it stands before aiohttp's
-        return _Newcomer(self)
+    def begin(self, accepted: socket.socket) -> None:
+        """Serve a connection that has sent something."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.connect_accepted_socket(lambda: _Newcomer(self), accepted))
+        self._beginnings.add(task)
+        task.add_done_callback(self._beginnings.discard)
+
+    async def begun(self) -> None:
+        """Wait until all connections that have sent something are in their places. That takes a turn or two."""
+        await asyncio.gather(*self._beginnings, return_exceptions=True)
 
     @property
     def is_encrypted(self) -> bool:
@@ -141,7 +151,8 @@ class Connection(web.RequestHandler):
 
 
 class _Newcomer(asyncio.Protocol):
-    """Stands before aiohttp's connection, which has a task and many objects, until the first bytes come."""
+    """Stands before aiohttp's connection, which has a task and many objects, until the first bytes are decrypted or,
+    in clear, received."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server

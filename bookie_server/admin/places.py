@@ -8,38 +8,51 @@ callers there are.
 from __future__ import annotations
 
 import asyncio
+import time
 from http import HTTPStatus
+from itertools import takewhile
 from typing import Final
 
 from bookie_server.admin.routes import HttpError
+from bookie_server.net.common.newcomers import Newcomer
 
 #: More than one turn of the event loop accepts, so that a request that came at once is seen before it gives way.
 MAX_ARRIVING: Final = 512
 MAX_HANDLED: Final = 32
 MAX_ANSWERED: Final = 64
 
+#: A bare socket until its first bytes come.
+_Connection = Newcomer | asyncio.Transport
+
 
 class Places:
     """The connections of one server, by what they wait for. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        #: In the order of their arrival.
-        self._arriving: dict[asyncio.Transport, None] = {}
-        self._answered: dict[asyncio.Transport, None] = {}
-        self._held: set[asyncio.Transport] = set()
+        #: When they came, in this order.
+        self._arriving: dict[_Connection, float] = {}
+        self._answered: dict[_Connection, float] = {}
+        self._held: set[_Connection] = set()
         #: Requests that are being handled. Some outlive their connection.
         self.handling: set[asyncio.Task[object]] = set()
 
     @property
-    def held(self) -> list[asyncio.Transport]:
+    def held(self) -> list[_Connection]:
         """All connections."""
         return list(self._held)
 
-    def arrive(self, connection: asyncio.Transport) -> None:
-        """A connection was made."""
-        _make_room(self._arriving, MAX_ARRIVING)
-        self._arriving[connection] = None
+    def arrive(self, connection: _Connection) -> None:
+        """A connection has come, or has sent its first bytes and become a transport."""
+        self._make_room(self._arriving, MAX_ARRIVING)
+        self._arriving[connection] = time.monotonic()
         self._held.add(connection)
+
+    def expire(self, timeout_s: float) -> None:
+        """Close connections that have sent nothing for so long. Others have time limits of their own."""
+        until = time.monotonic() - timeout_s
+        for connection in list(takewhile(lambda each: self._arriving[each] <= until, self._arriving)):
+            if isinstance(connection, Newcomer):
+                self._end(connection)
 
     def ask(self, connection: asyncio.Transport) -> None:
         """Its request is complete."""
@@ -61,18 +74,24 @@ class Places:
         """Its response is being sent."""
         self._arriving.pop(connection, None)
         if connection in self._held:
-            _make_room(self._answered, MAX_ANSWERED)
-            self._answered[connection] = None
+            self._make_room(self._answered, MAX_ANSWERED)
+            self._answered[connection] = time.monotonic()
 
-    def leave(self, connection: asyncio.Transport) -> None:
-        """The connection has ended."""
+    def leave(self, connection: _Connection) -> None:
+        """The connection has ended, or becomes a transport."""
         self._held.discard(connection)
         self._arriving.pop(connection, None)
         self._answered.pop(connection, None)
 
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self.held:
+            self._end(connection)
 
-def _make_room(connections: dict[asyncio.Transport, None], most: int) -> None:
-    if len(connections) >= most:
-        oldest = next(iter(connections))
-        del connections[oldest]
-        oldest.abort()
+    def _make_room(self, connections: dict[_Connection, float], most: int) -> None:
+        if len(connections) >= most:
+            self._end(next(iter(connections)))
+
+    def _end(self, connection: _Connection) -> None:
+        self.leave(connection)
+        connection.abort()

@@ -20,16 +20,18 @@ from aiohttp import web
 
 from bookie_server.admin.access import OPEN_PATHS, AdminAccess
 from bookie_server.admin.connection import Connection, HttpServer, encode
-from bookie_server.admin.places import Places
+from bookie_server.admin.places import MAX_ARRIVING, Places
 from bookie_server.admin.routes import Handler, HttpError, Request, Response, Routes, find_handler
 from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.newcomers import Newcomer, Newcomers
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_BODY_BYTES: Final = 64 * 1024
 _MAX_PARAMETERS: Final = 100
-#: Connections that one turn of the event loop accepts, and that wait for it in the kernel, at most.
-_ACCEPTED: Final = 8
-_WAITING: Final = 4096
+#: Connections that have sent something and wait for their turn. Fewer than may arrive, so that none of them gives way.
+_MOST_READY: Final = MAX_ARRIVING // 2
+#: How often to look for connections that send nothing.
+_LOOK_INTERVAL_S: Final = 1.0
 _REQUEST_TIMEOUT_S: Final = 10.0
 _HANDLER_TIMEOUT_S: Final = 30.0
 _ANSWER_TIMEOUT_S: Final = 30.0
@@ -75,7 +77,8 @@ class AdminServer:
         self._handler_timeout_s = handler_timeout_s
         #: No connection lasts longer.
         self._connection_timeout_s = request_timeout_s + handler_timeout_s + answer_timeout_s
-        self._listener: asyncio.Server | None = None
+        self._newcomers: list[Newcomers] = []
+        self._look: asyncio.TimerHandle | None = None
         self._http: HttpServer | None = None
         self.places = Places()
 
@@ -89,29 +92,64 @@ class AdminServer:
             connection_timeout_s=self._connection_timeout_s,
             tls=None if tls is None else FrontTls(tls, required=True),
         )
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._http, self._host, self.port, backlog=_ACCEPTED)
-        for listening in self._listener.sockets:
-            # asyncio accepts as many at a time as may wait in the kernel. More may wait: who finds no room there tries
-            # again only after a second.
-            with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                same.listen(_WAITING)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        # asyncio binds all addresses of the host, and hands the sockets over.
+        bound = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, self._host, self.port, start_serving=False
+        )
+        try:
+            self.port = bound.sockets[0].getsockname()[1]
+            for each in bound.sockets:
+                self._newcomers.append(self._hear(socket.socket(fileno=os.dup(each.fileno()))))
+        finally:
+            bound.close()
+        self._look_around()
         _LOG.info("%s on %s:%d", "http" if tls is None else "https", self._host, self.port)
 
     async def close(self) -> None:
         """Stop listening, and abort all requests."""
-        if self._listener is None or self._http is None:
+        for newcomers in self._newcomers:
+            newcomers.close()
+        if self._look is None or self._http is None:
             return
-        self._listener.close()
+        self._look.cancel()
+        await self._http.begun()
         handling = list(self.places.handling)
         for task in handling:
             task.cancel()
-        for connection in self.places.held:
-            connection.abort()
+        self.places.close()
         await asyncio.gather(*handling, return_exceptions=True)
         await self._http.close(_CLOSE_TIMEOUT_S)
-        await self._listener.wait_closed()
+
+    def _hear(self, listener: socket.socket) -> Newcomers:
+        """Accept on ``listener``. Raises OSError."""
+        assert self._http is not None
+        newcomers = Newcomers(
+            listener,
+            came=self._came,
+            spoke=self._spoke,
+            left=self.places.leave,
+            crowded=lambda: False,
+            most_ready=_MOST_READY,
+        )
+        try:
+            newcomers.start()
+        except OSError:
+            newcomers.close()
+            raise
+        return newcomers
+
+    def _came(self, newcomer: Newcomer) -> bool:
+        self.places.arrive(newcomer)
+        return True
+
+    def _spoke(self, newcomer: Newcomer) -> None:
+        assert self._http is not None
+        self.places.leave(newcomer)
+        self._http.begin(newcomer.socket)
+
+    def _look_around(self) -> None:
+        self.places.expire(self._request_timeout_s)
+        self._look = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._look_around)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the response to a request whose headers have arrived."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
-from bookie_server.admin import places
+from bookie_server.admin import places, server as admin_server
 from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.places import MAX_ANSWERED, MAX_HANDLED
 from bookie_server.admin.routes import ANY_METHOD, HttpError, Request, Response, json_response, text_response
@@ -299,6 +299,26 @@ def test_callers_that_do_not_read_give_way(access: AdminAccess) -> None:
                 peer.send(b"GET /large HTTP/1.1\r\nHost: b\r\n\r\n")
             assert (await send(server, b"GET /large HTTP/1.1\r\n\r\n"))[0] == 200
             assert len(server.places.held) <= MAX_ANSWERED
+
+    asyncio.run(check())
+
+
+def test_of_requests_that_come_together_none_gives_way(access: AdminAccess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for which there is no room yet wait in the kernel."""
+    monkeypatch.setattr(places, "MAX_ARRIVING", 40)
+    monkeypatch.setattr(admin_server, "_MOST_READY", 4)
+
+    async def check() -> None:
+        async with serving(Routes(), access) as server:
+            peers = [socket.socket() for _ in range(200)]
+            for peer in peers:  # the loop does not run meanwhile
+                peer.connect(("127.0.0.1", server.port))
+                peer.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: b\r\n\r\n")
+                peer.setblocking(False)
+            for peer in peers:
+                with peer:
+                    answer = asyncio.get_running_loop().sock_recv(peer, 100)
+                    assert (await asyncio.wait_for(answer, 30)).startswith(b"HTTP/1.1 200 ")
 
     asyncio.run(check())
 

@@ -63,7 +63,7 @@ async def _begun(served: Front) -> Peer:
 
 def _waiting(served: Front) -> int:
     assert served.server._tls is not None
-    return len(served.server._tls._handshakes._line._waiting)
+    return len(served.server._tls._steps._line._waiting)
 
 
 def test_the_newest_and_the_oldest_go_in_turn() -> None:

@@ -115,7 +115,7 @@ def test_requests_of_both_protocols_are_served_inside_tls(tmp_path: Path, versio
                 bookie.answer()
                 for _ in range(2):
                     assert wire_v3.parse_response(await peer.body()).status == pb.EOK
-            assert (tls.failed_handshakes, tls.refused_connections) == (0, 0)
+            assert (tls.handshakes, tls.failed_handshakes, tls.refused_connections) == (2, 0, 0)
 
     run(test)
 

@@ -41,16 +41,17 @@ class FrontTls:
     def __init__(self, contexts: TlsContexts, *, required: bool) -> None:
         self.contexts = contexts
         self.required = required
-        #: Handshakes that failed, and connections that came in clear and were refused.
+        #: Handshakes that succeeded, that failed, and connections that came in clear and were refused.
+        self.handshakes = 0
         self.failed_handshakes = 0
         self.refused_connections = 0
         self.log = SparingLog()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._handshakes = Handshakes()
+        self._steps = Handshakes()
 
     async def close(self) -> None:
         """End the thread of the handshakes, after all connections."""
-        await self._handshakes.close()
+        await self._steps.close()
 
     async def secure(self, raw: asyncio.Transport, protocol: asyncio.BufferedProtocol, timeout_s: float) -> None:
         """Do the handshake over ``raw``, as :func:`bk_spark.bookie.tls.transport.secure` does."""
@@ -63,8 +64,9 @@ class FrontTls:
             self._buffer,
             server_hostname=None,
             timeout_s=timeout_s,
-            steps=self._handshakes,
+            steps=self._steps,
         )
+        self.handshakes += 1
 
     def greeting(self, accepted: socket.socket) -> Greeting:
         """Look at what the peer of ``accepted`` has sent, which suffices (see wanted_bytes)."""

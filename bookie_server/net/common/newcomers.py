@@ -77,8 +77,8 @@ class _Silent:
         return self._epoll.closed
 
     @property
-    def any_ready(self) -> bool:
-        return bool(self._ready)
+    def ready_count(self) -> int:
+        return len(self._ready)
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -135,6 +135,8 @@ class Newcomers:
     wanted_bytes
         Given the first bytes of a newcomer, at most ``LOOKED_AT_BYTES``: how many there must be before ``spoke`` is
         called. None: one.
+    most_ready
+        While so many have sent something and wait for their turn, others wait in the kernel. None: they do not.
     """
 
     def __init__(
@@ -146,12 +148,14 @@ class Newcomers:
         left: Callable[[Newcomer], None],
         crowded: Callable[[], bool],
         wanted_bytes: Callable[[bytes], int] | None = None,
+        most_ready: int | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._silent = _Silent()
         self._came, self._spoke, self._left, self._crowded = came, spoke, left, crowded
         self._wanted_bytes = wanted_bytes
+        self._most_ready = most_ready
         self._pause: asyncio.TimerHandle | None = None
         self._hears_soon = False
 
@@ -174,6 +178,8 @@ class Newcomers:
         self._silent.close()
 
     def _accept(self) -> None:
+        if self._most_ready is not None and self._silent.ready_count >= self._most_ready:
+            return
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._listener.accept()
@@ -194,14 +200,14 @@ class Newcomers:
         self._hear_soon()
 
     def _hear_soon(self) -> None:
-        if self._silent.any_ready and not self._hears_soon:
+        if self._silent.ready_count and not self._hears_soon:
             self._hears_soon = True
             self._loop.call_soon(self._hear)
 
     def _hear(self) -> None:
         self._hears_soon = False
         for _ in range(_HEARD_WHILE_CROWDED if self._crowded() else _HEARD_AT_ONCE):
-            if self._silent.any_ready:
+            if self._silent.ready_count:
                 self._hear_one(self._silent.next_ready())
         self._hear_soon()
 

@@ -91,6 +91,11 @@ class NativeServer:
         return len(self._connections)
 
     @property
+    def handshakes(self) -> int:
+        """TLS handshakes that succeeded."""
+        return 0 if self._tls is None else self._tls.handshakes
+
+    @property
     def failed_handshakes(self) -> int:
         """TLS handshakes that failed."""
         return 0 if self._tls is None else self._tls.failed_handshakes

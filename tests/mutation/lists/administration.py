@@ -55,14 +55,14 @@ MUTATIONS: Final = (
     Mutation(
         "Whoever has sent no whole request gives way.",
         "bookie_server/admin/places.py",
-        "_make_room(self._arriving, MAX_ARRIVING)",
+        "self._make_room(self._arriving, MAX_ARRIVING)",
         "pass",
         (f"{_HTTP}::test_slow_callers_give_way_and_liveness_answers",),
     ),
     Mutation(
         "Whoever does not read the response gives way.",
         "bookie_server/admin/places.py",
-        "_make_room(self._answered, MAX_ANSWERED)",
+        "self._make_room(self._answered, MAX_ANSWERED)",
         "pass",
         (f"{_HTTP}::test_callers_that_do_not_read_give_way",),
     ),

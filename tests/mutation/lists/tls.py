@@ -36,7 +36,7 @@ MUTATIONS: Final = (
     Mutation(
         "What needs the private key is not computed in the event loop.",
         "bookie_server/net/common/front_tls.py",
-        "            steps=self._handshakes,\n",
+        "            steps=self._steps,\n",
         "            steps=None,\n",
         (f"{_BESIDE}::test_a_thread_computes_what_needs_the_private_key_one_at_a_time",),
     ),
