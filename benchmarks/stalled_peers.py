@@ -9,6 +9,8 @@ Each attack gets its own bookie, which is measured three times: alone; while ano
 "elsewhere" has only that cost. So beside/elsewhere is the effect through the bookie, and beside/alone is the effect on
 clients of a bookie that shares two cores with its attacker.
 
+With attacks on the gRPC port the steady clients use gRPC, too.
+
 ``--tree`` names another checkout, whose bookie is measured in turn with this one's.
 """
 
@@ -29,11 +31,13 @@ from typing import Final
 
 from benchmarks.report import figure, p99
 from benchmarks.stalled_peers_attacks import ATTACKS
+from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
+from benchmarks.stalled_peers_grpc_client import GrpcCalls
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
 from bookie_server.local import LocalCluster
-from tests.support.bookie import BookieProcess, Connection, add_frame
+from tests.support.bookie import BookieProcess, Connection, add_frame, free_port
 from tests.support.certificates import identity, write_pem
 from tests.support.jaas import USERS, bookie_keys, write_jaas
 
@@ -90,6 +94,7 @@ class Client(threading.Thread):
                 self._connection.socket.settimeout(_PATIENCE_S)
                 if self._logs_in:
                     _log_in(self._connection, v2=self.kind != "info")
+            self._requests += 1
             self._connection.send(self._request())
             body = self._connection.body()
         except OSError:
@@ -100,19 +105,53 @@ class Client(threading.Thread):
         return self.kind == "info" or bytes(body[4:8]) == bytes(4)
 
     def _request(self) -> bytes:
-        self._requests += 1
         if self.kind == "info":
             return wire_v3.bookie_info_request(self._requests)
         if self.kind in ("read", "newcomer"):
             return wire_v2.read_requests(_LEDGER, [1])
+        entry_id, size = self._entry()
+        return add_frame(_LEDGER, entry_id, size=size)
+
+    def _entry(self) -> tuple[int, int]:
+        """Return id and size of the next entry."""
         large = self.kind == "add_1mb"
-        entry_id = (1 << 20 if large else 10) + self._requests
-        return add_frame(_LEDGER, entry_id, size=_MEGABYTE if large else 1024)
+        return (1 << 20 if large else 10) + self._requests, _MEGABYTE if large else 1024
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.socket.close()
             self._connection = None
+
+
+class GrpcClient(Client):
+    """The same over gRPC."""
+
+    _calls: GrpcCalls | None = None
+
+    def _once(self) -> bool:
+        try:
+            if self._calls is None:
+                self._calls = GrpcCalls(self._port, self.kind, _PATIENCE_S)
+            self._requests += 1
+            done = self._ask(self._calls)
+        except OSError:
+            self._close()
+            return False
+        if self.kind == "newcomer":
+            self._close()
+        return done
+
+    def _ask(self, calls: GrpcCalls) -> bool:
+        if self.kind == "info":
+            return calls.info()
+        if self.kind in ("read", "newcomer"):
+            return calls.read(_LEDGER, 1)
+        return calls.add(_LEDGER, *self._entry())
+
+    def _close(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
 
 
 def main(arguments: list[str]) -> None:
@@ -165,7 +204,8 @@ def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[
 
 def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
     """Return p99 in ms by window and kind of request. ``other`` is attacked in the window "elsewhere"."""
-    logs_in = attack == _LOGINS
+    logs_in, over_grpc = attack == _LOGINS, attack in GRPC_ATTACKS
+    ports = [int(one.settings["grpcServerPort"]) if over_grpc else one.port for one in (bookie, other)]
     for one in (bookie, other):
         with Connection(one.port) as connection:
             if logs_in:
@@ -173,18 +213,25 @@ def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: 
             connection.send(add_frame(_LEDGER, 0, size=_MEGABYTE) + add_frame(_LEDGER, 1, size=1024))
             for _ in range(2):
                 assert bytes(connection.body()[4:8]) == bytes(4)
-        _window(one.port, _WARM_UP_S, logs_in)
-    alone = _window(bookie.port, seconds, logs_in)
-    with _attacker(attack, other.port, seconds) as begin:
-        elsewhere = _window(bookie.port, seconds, logs_in, begin)
+
+    def window(port: int, seconds: float, begin: Callable[[], None] = lambda: None) -> dict[str, float]:
+        return _window(port, seconds, logs_in, begin, GrpcClient if over_grpc else Client)
+
+    for port in ports:
+        window(port, _WARM_UP_S)
+    alone = window(ports[0], seconds)
+    with _attacker(attack, ports[1], seconds) as begin:
+        elsewhere = window(ports[0], seconds, begin)
     time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections
-    with _attacker(attack, bookie.port, seconds) as begin:
-        beside = _window(bookie.port, seconds, logs_in, begin)
+    with _attacker(attack, ports[0], seconds) as begin:
+        beside = window(ports[0], seconds, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
 
 
-def _window(port: int, seconds: float, logs_in: bool, begin: Callable[[], None] = lambda: None) -> dict[str, float]:
-    clients = [Client(kind, port, seconds, logs_in=logs_in) for kind in _KINDS]
+def _window(
+    port: int, seconds: float, logs_in: bool, begin: Callable[[], None], kind_of_client: type[Client]
+) -> dict[str, float]:
+    clients = [kind_of_client(kind, port, seconds, logs_in=logs_in) for kind in _KINDS]
     for client in clients:
         client.start()
     begin()
@@ -207,7 +254,9 @@ def _log_in(connection: Connection, *, v2: bool) -> None:
 @contextlib.contextmanager
 def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[BookieProcess]:
     settings: dict[str, str] = {}
-    if "handshakes" in attack:
+    if attack in GRPC_ATTACKS:
+        settings = {"grpcServerEnabled": "true", "grpcServerPort": str(free_port())}
+    elif "handshakes" in attack:
         settings = write_pem(directory / "tls", identity("bookie"))
         settings["tlsClientAuthentication"] = str(attack == "failed_handshakes").lower()
     elif attack == _LOGINS:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.codes import FlagV2
 from bk_spark.protocol.wire import wire_v2, wire_v3
@@ -267,6 +268,7 @@ ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[o
     "failed_handshakes": failed_handshakes,
     "stalled_handshakes": stalled_handshakes,
     "wrong_logins": wrong_logins,
+    **GRPC_ATTACKS,
 }
 
 

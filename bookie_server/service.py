@@ -29,6 +29,7 @@ from bookie_server.config.administration import is_loopback
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
 from bookie_server.disks.file_limit import last_indexable_entry
+from bookie_server.disks.open_files import share_connections
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.identity.cookies import current_directories
@@ -381,7 +382,10 @@ class BookieService:
 
 
 def _net_config(config: BookieConfig) -> NetConfig:
+    connections, of_grpc = share_connections() if config.grpc_enabled else (0, 0)
     return NetConfig(
+        max_connections=connections,
+        max_grpc_connections=of_grpc,
         max_frame_bytes=config.max_frame_bytes,
         max_batch_read_bytes=config.max_batch_read_bytes,
         max_adds_in_progress=config.max_adds_in_progress,

@@ -14,6 +14,8 @@ _MOST_STORED: Final = 256
 _LEAST_STORED: Final = 8
 _MOST_CONNECTIONS: Final = 10_000
 _LEAST_CONNECTIONS: Final = 16
+#: More idle ones cost other clients time: gRPC accepts and greets as fast as they come.
+_MOST_GRPC: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,15 @@ def share_open_files(limit: int | None = None) -> OpenFiles:
     left = limit - _OTHERS
     stored = min(_MOST_STORED, max(_LEAST_STORED, left // 5))
     return OpenFiles(stored, stored, min(_MOST_CONNECTIONS, max(_LEAST_CONNECTIONS, left - 2 * stored)))
+
+
+def share_connections(limit: int | None = None) -> tuple[int, int]:
+    """Return how many connections of the native port and of gRPC there may be, if both are served."""
+    if limit is None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS, _MOST_GRPC
+    shared = share_open_files(limit)
+    both = max(shared.connections, limit - _OTHERS - shared.index_files - shared.entry_logs)
+    of_grpc = min(_MOST_GRPC, max(both // 4, both - _MOST_CONNECTIONS))
+    return min(_MOST_CONNECTIONS, both - of_grpc), of_grpc

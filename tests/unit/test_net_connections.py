@@ -18,7 +18,7 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2
-from bookie_server.disks.open_files import share_open_files
+from bookie_server.disks.open_files import share_connections, share_open_files
 from bookie_server.net.common.connections import Connections
 from bookie_server.net.common.limits import NetConfig, connection_limit
 from bookie_server.net.common.newcomers import Newcomer, Newcomers
@@ -141,6 +141,18 @@ def test_open_files_are_shared_so_that_none_takes_anothers(limit: int) -> None:
             assert share.index_files + share.entry_logs + share.connections + 128 <= limit
     if limit >= 20_000 or limit == resource.RLIM_INFINITY:
         assert (share.index_files, share.entry_logs, share.connections) == (256, 256, 10_000)
+
+
+@pytest.mark.parametrize("limit", [64, 200, 1024, 4096, 20_000, 1 << 20, resource.RLIM_INFINITY])
+def test_grpc_has_a_share_of_the_connections(limit: int) -> None:
+    alone = share_open_files(limit)
+    native, of_grpc = share_connections(limit)
+    assert min(native, of_grpc) >= 4
+    assert of_grpc <= 2_000
+    if limit >= 256 and limit != resource.RLIM_INFINITY:
+        assert alone.index_files + alone.entry_logs + native + of_grpc + 128 <= limit
+    if limit >= 20_000 or limit == resource.RLIM_INFINITY:
+        assert (native, of_grpc) == (10_000, 2_000)
 
 
 def test_how_many_connections_there_may_be_follows_from_open_files() -> None:

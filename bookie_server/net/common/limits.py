@@ -72,6 +72,10 @@ class NetConfig:
     #: anything, or the one idle longest (at least ``idle_before_eviction_ms``). Without such a one it is closed.
     max_connections: int = 0
     idle_before_eviction_ms: int = 1_000
+    #: Connections of gRPC. Further ones are closed at once.
+    max_grpc_connections: int = 2_000
+    #: Calls of gRPC under way, all connections. A new one replaces the one that has waited longest for a message.
+    max_grpc_calls: int = 2_000
     #: How long a stop waits for answers to accepted adds.
     close_timeout_ms: int = 30_000
 

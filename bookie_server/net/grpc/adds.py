@@ -24,6 +24,8 @@ from bookie_server.storage.records import Records
 
 #: Bytes of batches of one call that are not answered. A batch that is larger is taken alone.
 _MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
+#: After a batch that contradicts itself its call waits. Otherwise a caller could keep the bookie busy with such.
+_AFTER_WRONG_S: Final = 0.05
 #: By v2 number: the number in messages.
 _NUMBERS: Final = np.zeros(max(Code) + 1, np.int32)
 _NUMBERS[[int(code) for code in Code]] = [code.v3 for code in Code]
@@ -45,6 +47,7 @@ class AddCall(Call):
 
     async def run(self) -> None:
         """Take batches until the caller has sent all, and answer each."""
+        self.context.place.is_busy = lambda: self._batches > 0
         answering = asyncio.get_running_loop().create_task(self._answer())
         answering.add_done_callback(lambda _: self._look())
         try:
@@ -94,6 +97,7 @@ class AddCall(Call):
         except WireFormatError as error:
             problem = pb.AddAnswer(batch_id=batch.batch_id, code=pb.CODE_BAD_REQUEST, problem=error.message)
             self._enqueue(problem, len(data))
+            await asyncio.sleep(_AFTER_WRONG_S)
             return
         self._add(batch, entries, len(data))
 

@@ -21,8 +21,6 @@ _LOG: Final = logging.getLogger(__name__)
 Context = Any
 #: A handler of a method with one request: takes the bytes of the request, returns those of the answer.
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
-#: Calls under way, of all callers. Further ones are refused by the status RESOURCE_EXHAUSTED.
-MAX_CALLS: Final = 2_000
 #: Calls under way of one connection. Further ones wait at the caller.
 MAX_CALLS_PER_CONNECTION: Final = 200
 #: A call with one request that is not answered in this time ends with the status DEADLINE_EXCEEDED.

@@ -21,7 +21,6 @@ from bookie_server.net.grpc import inquiries
 from bookie_server.net.grpc.adds import AddCall
 from bookie_server.net.grpc.admission import admit
 from bookie_server.net.grpc.calls import (
-    MAX_CALLS,
     MAX_CALLS_PER_CONNECTION,
     UNARY_TIMEOUT_S,
     Call,
@@ -30,14 +29,17 @@ from bookie_server.net.grpc.calls import (
     Stuck,
 )
 from bookie_server.net.grpc.credentials import server_credentials
+from bookie_server.net.grpc.gate import Gate
 from bookie_server.net.grpc.reads import ReadCall
 from bookie_server.net.native.shared import Shared
 
 _LOG: Final = logging.getLogger(__name__)
 #: How long callers may take to end their calls when the bookie stops.
 _GRACE_S: Final = 2.0
-#: A connection without calls is closed after this time. One whose peer answers no ping is closed, too.
-_IDLE_MS: Final = 10 * 60_000
+#: A connection is closed if it does not begin as one of HTTP/2 in this time, and later if it has no calls, or its peer
+#: answers no ping.
+_HANDSHAKE_MS: Final = 10_000
+_IDLE_MS: Final = 10_000
 _PING_AFTER_MS: Final = 60_000
 _PING_TIMEOUT_MS: Final = 20_000
 #: Room in a message for everything but its entries.
@@ -60,6 +62,8 @@ class GrpcServer:
         self._tls = tls
         self._stuck = Stuck()
         self._services = [make(self._stuck) for make in services]
+        config = shared.config
+        self.gate = Gate(config.max_grpc_calls, config.frame_timeout_ms / 1000)
         self._health = health.aio.HealthServicer()
         self._server: Any = None
 
@@ -71,13 +75,15 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+                ("grpc.max_allowed_incoming_connections", self._shared.config.max_grpc_connections),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.keepalive_time_ms", _PING_AFTER_MS),
                 ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.so_reuseport", 0),
             ],
-            maximum_concurrent_rpcs=MAX_CALLS,
+            interceptors=(self.gate,),
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -80,4 +80,25 @@ MUTATIONS: Final = (
         "",
         ("tests/unit/test_net_fences.py::test_fences_wait_while_too_many_new_ledgers_have_no_index_file",),
     ),
+    Mutation(
+        "Calls of gRPC that never sent a message go first.",
+        "bookie_server/net/grpc/places.py",
+        "        if silent is not None:\n            return silent\n",
+        "",
+        ("tests/unit/test_net_grpc_places.py::test_who_goes",),
+    ),
+    Mutation(
+        "A call that is owed answers does not go.",
+        "bookie_server/net/grpc/adds.py",
+        "self.context.place.is_busy = lambda: self._batches > 0",
+        "self.context.place.is_busy = lambda: False",
+        ("tests/unit/test_net_grpc_places.py::test_a_call_that_waits_for_answers_is_not_ended_for_others",),
+    ),
+    Mutation(
+        "The first message of a call of gRPC must come in time.",
+        "bookie_server/net/grpc/gate.py",
+        "async with asyncio.timeout(patience_s) as limit:",
+        "async with asyncio.timeout(None) as limit:",
+        ("tests/unit/test_net_grpc_places.py::test_calls_whose_first_message_never_comes_end",),
+    ),
 )

@@ -1,0 +1,128 @@
+"""What stands before all methods: bounds on calls, and on the time in which their first message must come.
+
+gRPC calls the handler of a method with one request only when that has come. Until then nobody would see the call. So
+each such method is served as one with a stream of requests, which looks the same to callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from grpc import StatusCode
+from grpc.aio import EOF
+
+from bookie_server.net.common.sparing_log import SparingLog
+from bookie_server.net.grpc.places import Place, Places
+
+_NO_PLACE: Final = "too many calls are under way"
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Belongs to the event loop.
+
+    Parameters
+    ----------
+    max_calls
+        Calls under way. When a further one begins, the quietest goes.
+    first_message_s
+        The time in which the first message of a call must be complete.
+    """
+
+    def __init__(self, max_calls: int, first_message_s: float) -> None:
+        self.places = Places(max_calls)
+        self._first_message_s = first_message_s
+        self._handlers: dict[str, Any] = {}
+        self.log = SparingLog()
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Return the handler of a call. None: there is no such method."""
+        found = self._handlers.get(details.method)
+        if found is None:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            found = self._handlers[details.method] = self._bounded(handler)
+        return found
+
+    def _bounded(self, handler: Any) -> Any:
+        async def handle(_: object, context: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            place = self.places.enter(loop.time())
+            if place is None:
+                await context.abort(StatusCode.RESOURCE_EXHAUSTED, _NO_PLACE)
+                return None
+            try:
+                return await _serve(handler, BoundedContext(context, self, place, self._first_message_s))
+            finally:
+                self.places.leave(place)
+
+        # One answer goes out together with the end of the call.
+        streams = handler.response_streaming
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return make(handle, handler.request_deserializer, handler.response_serializer)
+
+
+class BoundedContext:
+    """The context of a call. Its ``read`` does not wait for ever for the first message, and may be ended."""
+
+    def __init__(self, context: Any, gate: Gate, place: Place, first_message_s: float) -> None:
+        self._context = context
+        self._gate = gate
+        self._first_message_s: float | None = first_message_s
+        self.place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """Return the next message, or EOF. Ends the call if the first one does not come, or others need the place."""
+        loop, place, patience_s = asyncio.get_running_loop(), self.place, self._first_message_s
+        evicted = False
+
+        def end() -> None:
+            nonlocal evicted
+            evicted = True
+            limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(patience_s) as limit:
+                place.end = end
+                try:
+                    message = await self._context.read()
+                finally:
+                    place.end = None
+        except TimeoutError:
+            status, reason = StatusCode.DEADLINE_EXCEEDED, f"no whole message within {patience_s or 0:g} s"
+            if evicted:
+                status, reason = StatusCode.RESOURCE_EXHAUSTED, f"{_NO_PLACE}, and this one was quiet for longest"
+            self._gate.log.tell("a call of gRPC from %s ended: %s", self._context.peer(), reason)
+            await self._context.abort(status, reason)
+            raise
+        self._first_message_s = None
+        self._gate.places.on_message(place, loop.time())
+        return message
+
+
+async def _serve(handler: Any, context: BoundedContext) -> Any:
+    """Return the answer of a method with one answer."""
+    if handler.request_streaming:
+        call = handler.stream_stream(_messages(context), context)
+    else:
+        request = await context.read()
+        if request is EOF:
+            await context.abort(StatusCode.INVALID_ARGUMENT, "the call has no message")
+        call = (handler.unary_stream or handler.unary_unary)(request, context)
+    if not inspect.isasyncgen(call):
+        return await call
+    async for message in call:
+        await context.write(message)
+    return None
+
+
+async def _messages(context: BoundedContext) -> AsyncIterator[Any]:
+    while (message := await context.read()) is not EOF:
+        yield message
