@@ -99,7 +99,7 @@ def test_a_thread_computes_what_needs_the_private_key_one_at_a_time(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tls-handshake")]
 
 
-def test_others_are_served_while_a_step_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n1_others_are_served_while_a_step_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch)
     steps.go.clear()
 
