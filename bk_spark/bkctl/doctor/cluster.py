@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from bk_spark.bkctl.doctor.findings import Finding, ok, problem, warning
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
-from bk_spark.bookie.connection.client_tls import ClientTls
-from bk_spark.bookie.connection.logins import Logins
-from bk_spark.bookie.connection.pool import ConnectionPool, connects_by
-from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.log.store import LogStore
-from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
+from bk_spark.protocol.errors import BookKeeperError, LoginError, RequestRefusedError, TlsError, UnauthorizedError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.protocol.wire.wire_v3 import BookieInfo
 
 _TIMEOUT_MS: Final = 5_000
 _METADATA_TIMEOUT_MS: Final = 10_000
 _PROBE_TIMEOUT_S: Final = 3.0
-#: Bookies asked in parallel.
-_AT_ONCE: Final = 64
 #: The default ensemble size.
 _ENOUGH_BOOKIES: Final = 3
 #: Bookies stop accepting writes at 95 % (diskUsageThreshold).
 _FULL_SHARE: Final = 0.90
+#: What to do about bookies that do not answer, by the error. The first kind that occurs counts.
+_REMEDIES: Final[dict[type[BookKeeperError], str]] = {
+    TlsError: "compare the keys of TLS in --client-conf with the bookies' (docs/security.md, When it does not work)",
+    LoginError: "correct the user or the password of --client-conf (clientAuthProviderFactoryClass, docs/security.md)",
+}
+_AWAY: Final = (
+    "check that they run, and that this machine can reach the address they advertise (advertisedAddress, firewall)"
+)
 
 
 @contextlib.contextmanager
@@ -83,13 +85,6 @@ def clock(client: BlockingClient, log_root: str) -> Finding:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    bookie: RegisteredBookie
-    error: str | None = None
-    used: float | None = None
-
-
 def bookies(client: BlockingClient) -> list[Finding]:
     """Check that there are bookies, that they accept writes and are reachable from here, and that their disks have
     room."""
@@ -103,8 +98,8 @@ def bookies(client: BlockingClient) -> list[Finding]:
                 "bookies", "no bookie is registered", "start bookies, or correct the path in --metadata-service-uri"
             )
         ]
-    asked = asyncio.run(_ask_all(registered, client.config))
-    return [_registered(registered), _reached(asked), _disks(asked)]
+    answers = client.disk_space(client.config.read_timeout_ms)
+    return [_registered(registered), _reached(answers), _disks(answers)]
 
 
 def _registered(registered: tuple[RegisteredBookie, ...]) -> Finding:
@@ -121,19 +116,36 @@ def _registered(registered: tuple[RegisteredBookie, ...]) -> Finding:
     return ok("bookies", seen)
 
 
-def _reached(asked: list[_Asked]) -> Finding:
-    away = [f"{one.bookie.bookie_id} ({one.error})" for one in asked if one.error is not None]
-    if not away:
-        return ok("bookies reached", f"{len(asked)} of {len(asked)}")
-    return problem(
-        "bookies reached",
-        f"{len(away)} of {len(asked)} do not answer from here: {'; '.join(away)}",
-        "check that they run, and that this machine can reach the address they advertise (advertisedAddress, firewall)",
-    )
+def _reached(answers: dict[str, BookieInfo | BookKeeperError]) -> Finding:
+    check = "bookies reached"
+    # A bookie that refuses to tell the sizes of its disks was reached.
+    failed = {
+        bookie_id: answer
+        for bookie_id, answer in answers.items()
+        if isinstance(answer, BookKeeperError) and not isinstance(answer, UnauthorizedError | RequestRefusedError)
+    }
+    if not failed:
+        return ok(check, f"{len(answers)} of {len(answers)}")
+    told = "; ".join(f"{bookie_id} ({error.message})" for bookie_id, error in failed.items())
+    # A bookie that is merely away says nothing about keys or passwords.
+    kinds = {TlsError if isinstance(error, TlsError) else type(error) for error in failed.values()}
+    remedy = next((_REMEDIES[kind] for kind in _REMEDIES if kind in kinds), _AWAY)
+    return problem(check, f"{len(failed)} of {len(answers)} do not answer from here: {told}", remedy)
 
 
-def _disks(asked: list[_Asked]) -> Finding:
-    known = {one.bookie.bookie_id: one.used for one in asked if one.used is not None}
+def _disks(answers: dict[str, BookieInfo | BookKeeperError]) -> Finding:
+    known = {
+        bookie_id: 1 - answer.free_disk_bytes / answer.total_disk_bytes
+        for bookie_id, answer in answers.items()
+        if not isinstance(answer, BookKeeperError) and answer.total_disk_bytes and answer.free_disk_bytes is not None
+    }
+    if any(isinstance(answer, UnauthorizedError) for answer in answers.values()):
+        return warning(
+            "bookies' disks",
+            "bookies refuse to tell this client the sizes of their disks",
+            "if they refuse reads and writes, too, it needs TLS or a login (--client-conf); else give it the right "
+            "admin (docs/security.md)",
+        )
     if not known:
         return warning(
             "bookies' disks", "no bookie reported how full its disks are", "check the disks on the bookies' hosts"
@@ -146,38 +158,6 @@ def _disks(asked: list[_Asked]) -> Finding:
         f"nearly full: {', '.join(full)}",
         "free disk space (retention, bkctl log gc) or add bookies: at diskUsageThreshold, 95 %, they refuse writes",
     )
-
-
-async def _ask_all(registered: tuple[RegisteredBookie, ...], config: ClientConfig) -> list[_Asked]:
-    addresses = {one.bookie_id: one.address for one in registered}
-    slots = asyncio.Semaphore(_AT_ONCE)
-
-    async def resolve(bookie_id: str) -> tuple[str, int]:
-        address = addresses[bookie_id]
-        if address is None:
-            raise BookieUnavailableError("registered without an address")
-        return address
-
-    tls = ClientTls(config) if config.tls_enabled else None
-    pool = ConnectionPool(connects_by(BookieConnectionV3, resolve, tls, Logins.of(config)), config)
-
-    async def ask(bookie: RegisteredBookie) -> _Asked:
-        asked = _Asked(bookie)
-        try:
-            async with slots, asyncio.timeout(config.read_timeout_ms / 1000):
-                info = await (await pool.get(bookie.bookie_id)).bookie_info()
-        except TimeoutError:
-            return replace(asked, error="no answer in time")
-        except BookKeeperError as error:
-            return replace(asked, error=error.message)
-        if not info.total_disk_bytes or info.free_disk_bytes is None:
-            return asked
-        return replace(asked, used=1 - info.free_disk_bytes / info.total_disk_bytes)
-
-    try:
-        return await asyncio.gather(*map(ask, registered))
-    finally:
-        await pool.close()
 
 
 def _listens(server: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bk_spark.bkctl.common import ExitStatus, client_config, print_json
 from bk_spark.bkctl.doctor import cluster as doctor_cluster, machine as doctor_machine
+from bk_spark.bkctl.doctor.certificates import certificates
 from bk_spark.bkctl.doctor.findings import Finding, Status, warning
 
 
@@ -49,7 +50,14 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     if options.metadata_service_uri is None:
         yield warning("zookeeper", "not looked at", "say where the cluster is with --metadata-service-uri")
         return
-    with doctor_cluster.connected(options.metadata_service_uri, client_config(options)) as (client, finding):
+    config = client_config(options)
+    if config.tls_enabled:
+        finding = certificates(config)
+        yield finding
+        if finding.status is Status.PROBLEM:
+            # Nothing can be connected.
+            return
+    with doctor_cluster.connected(options.metadata_service_uri, config) as (client, finding):
         yield finding
         if client is not None:
             yield doctor_cluster.clock(client, options.log_root)
