@@ -24,11 +24,11 @@ from bk_spark.datasource.entries.schemas import (
 )
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.splits import Piece, Pieces, cut_splits
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
+from bk_spark.log.positions.bounds import Bounds
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,

@@ -25,8 +25,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.splits import Pieces
+from bk_spark.log.positions.bounds import Bounds
 from bk_spark.protocol.arrays import Int64s
 
 _LEAST: Final = -(2**63)

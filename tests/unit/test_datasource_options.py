@@ -12,8 +12,8 @@ from bk_spark.datasource.options.foreign import OURS
 from bk_spark.datasource.options.options import OPTIONS, Option, SourceOptions, Use
 from bk_spark.datasource.options.page import reference
 from bk_spark.datasource.options.parse import parse_options
-from bk_spark.datasource.options.values import Edge
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.positions.texts import Edge, Time
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.quorum import Quorum
@@ -154,7 +154,15 @@ _KINDS = {
     Use.BATCH_WRITE: (True, False),
     Use.STREAM_WRITE: (True, True),
 }
-_OFTEN = {"startingOffsets": "earliest", "endingOffsets": "latest", "entryFormat": "arrow", "transport": "grpc"}
+_OFTEN = {
+    "startingOffsets": "earliest",
+    "endingOffsets": "latest",
+    "startingOffsetsByTimestamp": '{"events": 1}',
+    "endingOffsetsByTimestamp": '{"events": 1}',
+    "startingOffsetsByTimestampStrategy": "latest",
+    "entryFormat": "arrow",
+    "transport": "grpc",
+}
 
 
 def _given(option: Option) -> dict[str, str]:
@@ -165,6 +173,8 @@ def _given(option: Option) -> dict[str, str]:
         given["log"] = "events"
     if option.name == "maxTriggerDelay":
         given["minEntriesPerTrigger"] = "1"
+    if option.name == "startingOffsetsByTimestampStrategy":
+        given["startingTimestamp"] = "1"
     return given
 
 
@@ -323,8 +333,20 @@ class TestRanges:
         assert text == f"give one of the options {name}Offsets and {name}Timestamp, not both"
 
     @pytest.mark.parametrize("name", ["starting", "ending"])
-    def test_ledgers_know_no_time(self, name: str) -> None:
-        given = {"metadataServiceUri": URI, "ledgerId": "5", f"{name}Timestamp": "1"}
+    def test_one_time_or_one_for_each_log(self, name: str) -> None:
+        text = _refused_read(**{f"{name}OffsetsByTimestamp": '{"events": 5}', f"{name}Timestamp": "1"})
+        assert text == f"give one of the options {name}Timestamp and {name}OffsetsByTimestamp, not both"
+        text = _refused_read(**{f"{name}OffsetsByTimestamp": '{"events": 5}', f"{name}Offsets": '{"events": 5}'})
+        assert text == f"give one of the options {name}Offsets and {name}OffsetsByTimestamp, not both"
+
+    def test_a_strategy_needs_a_time(self) -> None:
+        text = _refused_read(startingOffsetsByTimestampStrategy="error", startingOffsets="earliest")
+        assert text.endswith("give startingTimestamp or startingOffsetsByTimestamp too")
+
+    @pytest.mark.parametrize("name", ["starting", "ending"])
+    @pytest.mark.parametrize(("kind", "value"), [("Timestamp", "1"), ("OffsetsByTimestamp", '{"5": 1}')])
+    def test_ledgers_know_no_time(self, name: str, kind: str, value: str) -> None:
+        given = {"metadataServiceUri": URI, "ledgerId": "5", f"{name}{kind}": value}
         assert f"use {name}Offsets with entry ids" in _refused(writing=False, **given)
 
 
@@ -342,6 +364,15 @@ class TestRanges:
             "must be milliseconds since 1970 (UTC), or a time such as",
         ),
         ({"startingTimestamp": "1969-12-31T23:59:59Z"}, "is before 1970"),
+        ({"startingTimestamp": "2026-13-01"}, "must be milliseconds since 1970 (UTC), or a time such as"),
+        ({"startingOffsetsByTimestamp": "1000"}, "must be JSON such as"),
+        ({"startingOffsetsByTimestamp": '{"events": 1'}, "must be JSON such as"),
+        ({"startingOffsetsByTimestamp": "{}"}, "must be JSON such as"),
+        ({"startingOffsetsByTimestamp": '{"events": -1}'}, "must give events milliseconds since 1970"),
+        ({"startingOffsetsByTimestamp": '{"events": {"0": 1000}}'}, "must give events milliseconds since 1970"),
+        ({"startingOffsetsByTimestamp": '{"events": "soon"}'}, "must be milliseconds since 1970"),
+        ({"endingOffsetsByTimestamp": '{"events": 1, "events": 2}'}, "names events twice"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "must be one of error, latest"),
         ({"maxRecordsPerPartition": "0"}, "must be a whole number from 1 to"),
     ],
     ids=str,
@@ -423,6 +454,9 @@ class TestPassword:
         ("2026-01-01T00:00:00.123Z", 1767225600123),
         ("2026-01-01 00:00:00.123", 1767225600123),
         ("2026-01-01T02:00:00.123+02:00", 1767225600123),
+        ("2025-12-31T19:00:00.123-0500", 1767225600123),
+        ("2026-01-01T05:30:00.123+05:30", 1767225600123),
+        ("2026-W01-4", 1767225600000),
         ("2026-01-01T00:00:00.122001Z", 1767225600123),
         ("2026-01-01", 1767225600000),
         ("1970-01-01", 0),
@@ -430,8 +464,8 @@ class TestPassword:
 )
 def test_timestamps_are_taken_as_iso_8601_too(name: str, text: str, time_ms: int) -> None:
     options = _read(**{name: text})
-    found = options.starting_timestamp_ms if name.startswith("starting") else options.ending_timestamp_ms
-    assert found == time_ms
+    found = options.starting_timestamp if name.startswith("starting") else options.ending_timestamp
+    assert found == Time(time_ms)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import bisect
 import logging
+import re
 
 import pytest
 
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.parse import parse_options
-from bk_spark.datasource.options.positions import Bounds, batch_ranges, start_offsets
-from bk_spark.datasource.options.values import Edge
+from bk_spark.datasource.options.positions import batch_ranges, start_offsets
+from bk_spark.log.positions.bounds import Bounds
+from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, LogRangeGoneError
 
 URI = "zk://127.0.0.1:2181/ledgers"
@@ -51,6 +53,13 @@ def _refused(kind: type[BookKeeperError], **options: str) -> str:
         ({"endingTimestamp": "0"}, (5, 5), (7, 7)),
         ({"startingTimestamp": "1010", "endingTimestamp": "1030"}, (6, 8), (7, 7)),
         ({"startingTimestamp": "1010", "endingOffsets": '{"a": 9, "b": -1}'}, (6, 9), (7, 7)),
+        (
+            {"startingOffsetsByTimestamp": '{"a": 1020, "b": 1}', "startingOffsetsByTimestampStrategy": "latest"},
+            (7, 15),
+            (7, 7),
+        ),
+        ({"endingOffsetsByTimestamp": '{"a": "1970-01-01T00:00:01.021Z", "b": 5000}'}, (5, 8), (7, 7)),
+        ({"endingOffsetsByTimestamp": '{"a": 5000, "b": 0}'}, (5, 15), (7, 7)),
     ],
     ids=str,
 )
@@ -114,6 +123,10 @@ def test_without_fail_on_data_loss_it_is_said_and_skipped(caplog: pytest.LogCapt
         ),
         ({"startingTimestamp": "1050", "endingTimestamp": "1020"}, "startingTimestamp and endingTimestamp"),
         ({"startingTimestamp": "1050", "endingOffsets": '{"a": 6, "b": 7}'}, "startingTimestamp and endingOffsets"),
+        (
+            {"startingOffsets": '{"a": 9, "b": 7}', "endingOffsetsByTimestamp": '{"a": 1000, "b": 1}'},
+            "startingOffsets and endingOffsetsByTimestamp",
+        ),
     ],
     ids=str,
 )
@@ -121,6 +134,41 @@ def test_a_start_after_the_end(options: dict[str, str], names: str) -> None:
     text = _refused(InvalidArgumentError, **options)
     assert "the read of log a starts at " in text
     assert text.endswith(f"check {names}")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ({"startingOffsetsByTimestamp": '{"a": 1020, "b": 1}'}, True),
+        ({"startingOffsetsByTimestamp": '{"a": 1020, "b": 1}', "startingOffsetsByTimestampStrategy": "error"}, True),
+        ({"startingOffsetsByTimestamp": '{"a": 1020, "b": 1}', "startingOffsetsByTimestampStrategy": "latest"}, False),
+        ({"startingTimestamp": "1020"}, False),
+        ({"startingTimestamp": "1020", "startingOffsetsByTimestampStrategy": "latest"}, False),
+        ({"startingTimestamp": "1020", "startingOffsetsByTimestampStrategy": "error"}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_start_at_a_time_without_entries(options: dict[str, str], is_refused: bool, streaming: bool) -> None:
+    given = _options(streaming, **options)
+    if not is_refused:
+        assert start_offsets(given, BOUNDS, Edge.LATEST) == {"a": 7, "b": 7}
+        return
+    with pytest.raises(InvalidArgumentError) as raised:
+        start_offsets(given, BOUNDS, Edge.LATEST)
+    assert re.fullmatch(
+        "option starting[a-zA-Z]+ gives log b the time 1970-01-01T00:00:0[0-9.]+Z: no entry was committed then or "
+        "later, it ends at offset 7; give an earlier time, or set startingOffsetsByTimestampStrategy to latest to "
+        "start at the end",
+        str(raised.value),
+    )
+
+
+def test_times_name_every_log() -> None:
+    text = _refused(InvalidArgumentError, startingOffsetsByTimestamp='{"a": 1000}')
+    assert text == "option startingOffsetsByTimestamp has no time for log b: give each one"
+    text = _refused(InvalidArgumentError, endingOffsetsByTimestamp='{"a": 1000, "b": 1, "z": 1}')
+    assert text.startswith("option endingOffsetsByTimestamp names log z, which this read does not include")
 
 
 class TestLedgers:

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 
-from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.pushdown import Conditions, Limits
 from bk_spark.datasource.splits import Piece, Pieces
+from bk_spark.log.positions.bounds import Bounds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OFFSET, LEDGER, TIME = ("offset",), ("ledgerId",), ("timestamp",)

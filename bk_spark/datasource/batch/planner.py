@@ -6,7 +6,7 @@ from pyspark.sql.types import StructType
 
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.options.positions import Bounds, batch_ranges
+from bk_spark.datasource.options.positions import batch_ranges
 from bk_spark.datasource.planning import (
     check_ledger_schema,
     ledger_pieces,
@@ -21,6 +21,7 @@ from bk_spark.datasource.planning import (
 from bk_spark.datasource.pushdown import Conditions
 from bk_spark.datasource.splits import Pieces
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.positions.bounds import Bounds
 
 
 def batch_splits(options: SourceOptions, schema: StructType, conditions: Conditions) -> list[Split]:

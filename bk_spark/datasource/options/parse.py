@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bk_spark.datasource.options.foreign import foreign_option
 from bk_spark.datasource.options.options import OPTIONS, SourceOptions, Use
-from bk_spark.datasource.options.values import Edge
+from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.settings.kinds import did_you_mean
@@ -18,11 +18,11 @@ _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 _QUORUM: Final = ("ensembleSize", "writeQuorumSize", "ackQuorumSize")
 #: A read names exactly one of these.
 _SOURCES: Final = ("log", "logs", "logPattern", "ledgerId", "ledgerIds")
-#: Alternatives: at most one of each pair may be given.
+#: Alternatives: at most one of each may be given.
 _EITHER: Final = (
     ("password", "passwordFile"),
-    ("startingOffsets", "startingTimestamp"),
-    ("endingOffsets", "endingTimestamp"),
+    ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
 )
 _BY_KEY: Final = {option.name.lower(): option for option in OPTIONS.values()}
 _USE_NAMES: Final = {
@@ -123,9 +123,10 @@ def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> Non
         _check_source(values)
     elif values["log"] is None:
         raise InvalidArgumentError('option log is missing: name the log to write to, .option("log", "…")')
-    for one, other in _EITHER:
+    for one, other in itertools.chain.from_iterable(itertools.combinations(names, 2) for names in _EITHER):
         if values[one] is not None and values[other] is not None:
             raise InvalidArgumentError(f"give one of the options {one} and {other}, not both")
+    _check_strategy(values)
     if use is Use.BATCH_WRITE and (values["txnAppId"] is None) != (values["txnVersion"] is None):
         raise InvalidArgumentError("options txnAppId and txnVersion go together: give both or neither")
     least, most = values["minEntriesPerTrigger"], values["maxEntriesPerTrigger"]
@@ -137,6 +138,15 @@ def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> Non
         _check_batch_range(values)
 
 
+def _check_strategy(values: Mapping[str, Any]) -> None:
+    times = ("startingTimestamp", "startingOffsetsByTimestamp")
+    if values["startingOffsetsByTimestampStrategy"] is not None and all(values[name] is None for name in times):
+        raise InvalidArgumentError(
+            "option startingOffsetsByTimestampStrategy says what to do without an entry at the time where the read "
+            f"starts: give {' or '.join(times)} too"
+        )
+
+
 def _check_source(values: Mapping[str, Any]) -> None:
     named = [name for name in _SOURCES if values[name] is not None]
     if len(named) != 1:
@@ -145,11 +155,11 @@ def _check_source(values: Mapping[str, Any]) -> None:
             f'name what to read by one of the options {", ".join(_SOURCES)}, such as .option("log", "…"): {found} given'
         )
     if named[0].startswith("ledger"):
-        for name in ("startingTimestamp", "endingTimestamp"):
-            if values[name] is not None:
+        for end, name in itertools.product(("starting", "ending"), ("Timestamp", "OffsetsByTimestamp")):
+            if values[end + name] is not None:
                 raise InvalidArgumentError(
-                    f"option {name} is for logs, which know when their entries were committed; {named[0]} names "
-                    f"ledgers, which do not: use {name.replace('Timestamp', 'Offsets')} with entry ids"
+                    f"option {end}{name} is for logs, which know when their entries were committed; {named[0]} names "
+                    f"ledgers, which do not: use {end}Offsets with entry ids"
                 )
 
 

@@ -15,7 +15,6 @@ from pyspark.sql.types import StructType
 from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.options.positions import Bounds
 from bk_spark.datasource.planning import (
     bounds_until,
     check_alike,
@@ -34,6 +33,7 @@ from bk_spark.datasource.stream.plan import Extent
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
+from bk_spark.log.positions.bounds import Bounds
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import NoSuchLedgerError, PeerError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
