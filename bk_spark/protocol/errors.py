@@ -155,6 +155,14 @@ class LedgerRefusedError(CallerError):
     """A ledger, or entries of it, cannot become part of the log."""
 
 
+class MessageFormatError(CallerError):
+    """An entry of a Pulsar topic is not what Pulsar writes: a corrupt batch, an unknown compression, a wrong size."""
+
+
+class MessageEncryptedError(CallerError):
+    """A message of a Pulsar topic is encrypted, and the reader was not told what to do with such messages."""
+
+
 # --- a peer -------------------------------------------------------------------------------------
 
 
