@@ -16,6 +16,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Arguments for pytest: make test PYTEST_ARGS="tests/unit -x"
 PYTEST_ARGS ?=
+# today: long tests take turns, and run on one day of a few. all: they all run. Default: today, but all if PYTEST_ARGS
+# choose tests.
+TEST_TURNS ?=
 # Number of test processes, each with its own cluster and Spark session. Four suit two cores, since many tests wait.
 # 0 runs all tests in one process, for debuggers.
 TEST_PROCESSES ?= 4
@@ -86,7 +89,7 @@ $(APACHE_CLASSES): $(STAMP) tests/interop/java/pom.xml $(wildcard tests/interop/
 test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
 	@scripts/ensure_browser.sh
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+	TEST_TURNS=$(or $(TEST_TURNS),$(if $(PYTEST_ARGS),all,today)) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 faults: $(STAMP)
 	@scripts/ensure_java.sh

@@ -28,6 +28,7 @@ from tests.support.nursery import QuickCluster, nursery
 from tests.support.order import expected_s, spread
 from tests.support.registrations import mend
 from tests.support.servers import BOOKIE_SETTINGS, WITH_GRPC, spark_session, start_timeout_ms
+from tests.support.turns import only_todays, whose_turn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +49,9 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if only_todays():
+        _leave_out_others_turns(config, items)
     here = Path(__file__).parent
     order: dict[pytest.Item, int] = {}
     for item in items:
@@ -70,6 +73,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         others = [item for item in items if _DIRECTORIES[order[item]] != "fuzz"]
         expected = [expected_s(_DIRECTORIES[order[item]], _timeout_s(item)) for item in others]
         items[:] = spread([*zip(expected, others, strict=True)], processes, fuzz)
+
+
+def _leave_out_others_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    taking = [(item, marker.args[0]) for item in items if (marker := item.get_closest_marker("turns"))]
+    turns = whose_turn([(item.path.name, days) for item, days in taking])
+    others = {item for (item, _), turn in zip(taking, turns, strict=True) if not turn}
+    config.hook.pytest_deselected(items=[item for item in items if item in others])
+    items[:] = [item for item in items if item not in others]
+
+
+def pytest_report_header() -> str | None:
+    return "long tests take turns: those of today run (TEST_TURNS=all runs all)" if only_todays() else None
 
 
 def _timeout_s(item: pytest.Item) -> float:

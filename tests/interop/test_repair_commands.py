@@ -20,7 +20,7 @@ from tests.interop.java_client import JavaClient
 from tests.interop.java_shell import JavaShell, Output
 from tests.interop.repaired import ENTRIES, PASSWORD, cluster_of, payload
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.turns(3)]
 
 on_demand = pytest.mark.skipif("ROLLING_RING" not in os.environ, reason="on demand: make rolling")
 

@@ -128,6 +128,14 @@ SERVERS: Final = (
         "STREAM_FAULT_SEEDS",
         "stream-faults",
     ),
+    Run(
+        "tests that take turns",
+        lambda first, last: [*_PYTEST, "-m", "turns", "tests"],
+        1,
+        0.5,
+        re.compile(r"^\d+ passed"),
+        repeat=lambda first, last: 'make test PYTEST_ARGS="-m turns"',
+    ),
     _pytest(
         "directories handed over",
         ["tests/interop/test_directories_handed_over.py", "-k", "every_order"],

@@ -50,6 +50,7 @@ def test_there_are_three() -> None:
     assert len(NAMES) == 3
 
 
+@pytest.mark.turns(2)
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name: str, tmp_path: Path) -> None:
