@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.datasource.connections import client_of, logs_of
-from bk_spark.datasource.entries import arrow_format
 from bk_spark.datasource.entries.schemas import (
     RAW_SCHEMA,
     check_arrow_read,
@@ -25,6 +24,7 @@ from bk_spark.datasource.entries.schemas import (
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.splits import Piece, Pieces, cut_splits
+from bk_spark.log.entries import arrow_format
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log

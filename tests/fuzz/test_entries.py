@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from bk_spark.datasource.entries.arrow_checks import MAX_ENTRY_MEMORY_BYTES
-from bk_spark.datasource.entries.arrow_format import batches_in, entries_of, schema_in
+from bk_spark.log.entries.arrow_checks import MAX_ENTRY_MEMORY_BYTES
+from bk_spark.log.entries.arrow_format import batches_in, entries_of, schema_in
 from bk_spark.protocol.errors import CorruptFileError
 from tests.fuzz.damage import EDGES, damaged
 from tests.fuzz.fuzzing import fuzz

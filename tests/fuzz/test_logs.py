@@ -18,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from bk_spark.bkctl.logs.checkpoint import offsets_in
 from bk_spark.datasource.entries.schemas import schema_of_json
 from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name, parse_offset
+from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats import znodes
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.progress import LogProgress, Progress, decode_progress, encode_progress
@@ -224,7 +225,8 @@ def test_schemas_in_settings(inside: bytes, text: str, entry_format: int) -> Non
         )
         if not isinstance(found, Refused):
             stored = found[1].schema_json
-            outcome(lambda stored=stored: schema_of_json(stored), MetadataFormatError, limit_bytes=32 * 1024 * 1024)  # type: ignore[misc]
+            for parse in (schema_of_json, parse_schema):
+                outcome(lambda: parse(stored), MetadataFormatError, limit_bytes=32 * 1024 * 1024)  # noqa: B023
 
 
 # --- what Spark keeps of a log ----------------------------------------------------------------------

@@ -11,7 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource.entries.schemas import METADATA_NAMES, stored_schema
+from bk_spark.datasource.entries.schemas import stored_schema
+from bk_spark.log.entries.schema_checks import METADATA_NAMES
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.entries.payloads import Payloads
 from tests.support.connector import Connector

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.bkctl.logs.rows import rows_in
-from bk_spark.datasource.entries import arrow_checks, arrow_format
-from bk_spark.datasource.entries.arrow_format import batches_in, entries_of, schema_in
+from bk_spark.log.entries import arrow_checks, arrow_format
+from bk_spark.log.entries.arrow_format import batches_in, entries_of, schema_in
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.entries.raw_format import rows, value_array
+from bk_spark.log.entries.raw_format import rows, value_array
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 

@@ -20,8 +20,8 @@ from bk_spark.bkctl.common import (
     unix_time_ms,
 )
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource.entries.arrow_format import batches_in
 from bk_spark.log.core.plan import CommitResult, CommitStatus
+from bk_spark.log.entries.arrow_format import batches_in
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log

@@ -1,1 +1,1 @@
-"""Rows to entries and back, one module per entry format. Used by tasks of batch and streaming queries."""
+"""Entries as rows of Spark's tasks, and schemas as Spark has them. Entry formats are in :mod:`bk_spark.log.entries`."""

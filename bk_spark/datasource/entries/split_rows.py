@@ -14,11 +14,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import client_of
-from bk_spark.datasource.entries import arrow_format, raw_format
-from bk_spark.datasource.entries.schemas import METADATA_NAMES, VALUE, arrow_schema
+from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.splits import NO_LOG, Pieces
+from bk_spark.log.entries import arrow_format, raw_format
+from bk_spark.log.entries.schema_checks import METADATA_NAMES, VALUE
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.payloads import Payloads

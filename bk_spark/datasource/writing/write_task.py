@@ -20,7 +20,6 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from bk_spark.datasource.entries import arrow_format, raw_format
 from bk_spark.datasource.entries.schemas import arrow_schema, schema_of_json
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
@@ -29,6 +28,7 @@ from bk_spark.datasource.writing.target_log import TargetLog
 from bk_spark.log.background import look_after
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.tail.roll import RollLimits
+from bk_spark.log.entries import arrow_format, raw_format
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from bk_spark.bookie.reading.arrow import binary_array
-from bk_spark.datasource.entries.schemas import VALUE
+from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from bk_spark.datasource.entries.arrow_checks import (
+from bk_spark.log.entries.arrow_checks import (
     MAX_ENTRY_MEMORY_BYTES,
     MAX_ENTRY_ROWS,
     check_batch,
