@@ -59,7 +59,8 @@ def stream(segments: int) -> Iterator[SegmentTable]:
         times = time_ms + np.cumsum(1000 + rng.integers(-60, 60, count))
         offset, time_ms = int(base[-1] + rows.ravel()[-1]), int(times[-1])
         ledgers = 70_000 + TASKS * (batch // ROLL_BATCHES)[:, None] + np.arange(TASKS)
-        columns = (ledgers, first, rows, base.reshape(-1, TASKS), rows, size_bytes, np.repeat(times, TASKS))
+        commit_times = np.repeat(times, TASKS)
+        columns = (ledgers, first, rows, base.reshape(-1, TASKS), rows, size_bytes, commit_times, 0 * rows)
         yield SegmentTable(*(column.ravel().astype(np.int64) for column in columns))
 
 

@@ -23,6 +23,7 @@ from bk_spark.log.formats import znodes
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.formats.progress import LogProgress, Progress, decode_progress, encode_progress
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.schema_history import SchemaChange, SchemaHistory
 from bk_spark.log.formats.settings import EntryFormat, LogSettings, PasswordCheck, decode_settings, encode_settings
 from bk_spark.log.formats.znodes import (
     Appended,
@@ -81,13 +82,18 @@ _APPLICATIONS: Final = st.builds(
 )
 
 
+def _change(time_ms: int, json_type: str) -> SchemaChange:
+    return SchemaChange(time_ms, ((0, f'{{"name":"a","type":"{json_type}"}}'),))
+
+
 @st.composite
 def _settings(draw: st.DrawFn) -> tuple[str, LogSettings]:
     ack, write, ensemble = sorted(draw(st.lists(st.integers(1, 9), min_size=3, max_size=3)))
     check = PasswordCheck(
         draw(st.binary(max_size=16)), draw(st.integers(1, 9)), draw(st.binary(min_size=32, max_size=32))
     )
-    schema = draw(st.none() | st.just('{"type":"struct","fields":[]}'))
+    changes = draw(st.lists(st.builds(_change, COUNT, st.sampled_from(["integer", "long"])), max_size=3))
+    schema = draw(st.none() | st.just(SchemaHistory('{"type":"struct","fields":[]}', tuple(changes))))
     entry_format = EntryFormat.RAW if schema is None else EntryFormat.ARROW
     digest_type = draw(st.sampled_from(DigestType))
     instance_id = draw(st.none() | _TEXT.filter(bool))
@@ -122,7 +128,8 @@ _LOG_IDS: Final = st.sampled_from([_LOG_ID, _LOG_ID, b"", bytes(16)])
 def _fields(kind: Any) -> dict[str, SearchStrategy[Any]]:
     """Fields that must be right for anything after them to be read."""
     names = kind.DESCRIPTOR.fields_by_name
-    return {"format_version": st.just(1)} | ({"log_id": _LOG_IDS} if "log_id" in names else {})
+    versions = st.sampled_from([1, 2]) if kind is pb.Settings else st.just(1)
+    return {"format_version": versions} | ({"log_id": _LOG_IDS} if "log_id" in names else {})
 
 
 @pytest.mark.parametrize("name", _ZNODES)
@@ -219,6 +226,15 @@ def test_schemas_in_settings(inside: bytes, text: str, entry_format: int) -> Non
         message.password_check.MergeFrom(pb.PasswordCheck(salt=b"s", iterations=1, hash=bytes(32)))
         found = outcome(
             lambda message=message: decode_settings(message.SerializeToString(), _WHERE),  # type: ignore[misc]
+            MetadataFormatError,
+            names=_WHERE,
+            limit_bytes=32 * 1024 * 1024,
+        )
+        changed = pb.Settings.FromString(message.SerializeToString())
+        changed.format_version = 2
+        changed.schema_changes.add(time_ms=1, positions=[0], columns=[text])
+        outcome(
+            lambda message=changed: decode_settings(message.SerializeToString(), _WHERE),  # type: ignore[misc]
             MetadataFormatError,
             names=_WHERE,
             limit_bytes=32 * 1024 * 1024,

@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from bk_spark.log.core.index import Line, PageIndex, decode_directory, encode_directory
 from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page
 from bk_spark.log.formats.proto import index_formats_pb2, log_formats_pb2 as pb
+from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS
 from bk_spark.log.formats.segment import (
     MAX_SEGMENT_BYTES,
     MAX_SEGMENT_ENTRIES,
@@ -32,7 +33,7 @@ _WHERE: Final = "/logs/here"
 _LOG_ID: Final = UUID(LOG_ID).bytes
 #: Fields that must be right for anything after them to be read.
 _HEADER: Final[dict[str, SearchStrategy[Any]]] = {
-    "format_version": st.just(1),
+    "format_version": st.sampled_from([1, 2]),
     "log_id": st.sampled_from([_LOG_ID, _LOG_ID, b"", bytes(16)]),
 }
 
@@ -46,7 +47,8 @@ def _segments(draw: st.DrawFn) -> list[Segment]:
         entries, first = draw(st.integers(1, 2**39) | st.integers(1, 9)), draw(st.integers(0, 2**40))
         rows, size_bytes = draw(st.integers(0, 2**45) | st.just(7)), draw(st.integers(0, 2**45) | st.just(70))
         ledger_id = draw(st.sampled_from(ledgers))
-        segments.append(Segment(ledger_id, first, first + entries - 1, offset, rows, size_bytes, time_ms))
+        version = draw(st.sampled_from([0, 0, 1, 2, MAX_SCHEMA_VERSIONS - 1]))
+        segments.append(Segment(ledger_id, first, first + entries - 1, offset, rows, size_bytes, time_ms, version))
         offset, time_ms = offset + entries, time_ms + draw(st.sampled_from([0, 0, 1, 1000]))
     if draw(st.booleans()):
         segments.append(Segment(ledgers[0], draw(st.integers(0, 9)), None, offset, 0, 0, time_ms))
@@ -75,7 +77,9 @@ def test_pages_with_other_columns(page: SegmentPage) -> None:
     for message in changes(pb.SegmentPage.FromString(encode_page(page))):
         found = _check_page(message.SerializeToString())
         if found is not None:
-            assert (message.log_id, message.number, message.format_version) == (_LOG_ID, _NUMBER, 1)
+            assert (message.log_id, message.number) == (_LOG_ID, _NUMBER)
+            assert message.format_version in (1, 2)
+            assert message.format_version == 2 or not found.table.schema_version.any()
             assert found.table.entries.tolist() == list(message.entries)
             assert not len(found.table) or found.open_tail == message.open_tail
 
@@ -90,6 +94,7 @@ def _check_page(data: bytes) -> SegmentPage | None:
         assert segment.base_offset == offset
         assert min(astuple(segment)[0], segment.first_entry, segment.rows, segment.size_bytes) >= 0
         assert segment.commit_time_ms >= 0
+        assert 0 <= segment.schema_version < MAX_SCHEMA_VERSIONS
         assert segment.entries < MAX_SEGMENT_ENTRIES
         assert segment.rows < MAX_SEGMENT_ROWS
         assert segment.size_bytes < MAX_SEGMENT_BYTES

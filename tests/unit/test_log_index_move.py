@@ -439,7 +439,7 @@ def test_damaged_pages_are_not_moved(filled: tuple[World, IndexClient]) -> None:
     assert znode is not None
     page = page_in(znode, 1)
     for data, match in (
-        (b"\x08\x02" + znode.data[2:], "format version 2"),
+        (b"\x08\x03" + znode.data[2:], "format version 3"),
         (encode_page(SegmentPage(LOG_ID, 1, page.base_offset, SegmentTable.of(()))), "damaged"),
         (encode_page(SegmentPage(LOG_ID, 1, page.base_offset + 1, page.table)), "damaged"),
     ):

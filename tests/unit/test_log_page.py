@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bk_spark.log.formats.page import MAX_PAGE_BYTES, SegmentPage, decode_page, encode_page, fill_pages
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, MAX_SEGMENT_ROWS, Segment, SegmentTable
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
@@ -30,6 +32,9 @@ FOUR_SEGMENTS_HEX = (
 OPEN_TAIL_HEX = (
     "080112100f1e2d3c4b5a69788796a5b4c3d2e1f018032064288080b3c19c3330013a04d00fd00f4a02050052020002680a78649201020009"
 )
+# Versions 0, 2, 2 and 1 of the schema: field 19 has runs of 1, 2 and 1, field 20 has +0, +2, -1.
+GROWN_HEX = "0802" + FOUR_SEGMENTS_HEX[4:] + "9a0103000100" + "a20103000401"
+ALL_IN_VERSION_7_HEX = "0802" + FOUR_SEGMENTS_HEX[4:] + "9a010103" + "a201010e"
 
 
 def page_of(segments: list[Segment], number: int = 3) -> SegmentPage:
@@ -43,6 +48,13 @@ def decoded(data: bytes, number: int = 3) -> SegmentPage:
 def test_bytes_of_a_page_are_frozen() -> None:
     assert encode_page(page_of(FOUR_SEGMENTS)).hex() == FOUR_SEGMENTS_HEX
     assert list(decoded(bytes.fromhex(FOUR_SEGMENTS_HEX)).table) == FOUR_SEGMENTS
+
+
+def test_bytes_of_a_page_with_versions_of_the_schema_are_frozen() -> None:
+    for versions, frozen in (((0, 2, 2, 1), GROWN_HEX), ((7, 7, 7, 7), ALL_IN_VERSION_7_HEX)):
+        segments = [replace(one, schema_version=v) for one, v in zip(FOUR_SEGMENTS, versions, strict=True)]
+        assert encode_page(page_of(segments)).hex() == frozen
+        assert list(decoded(bytes.fromhex(frozen)).table) == segments
 
 
 def test_bytes_of_an_open_tail_are_frozen() -> None:
@@ -63,13 +75,15 @@ def random_segments(rng: random.Random, count: int) -> list[Segment]:
     """Anything the format allows: jumps within ledgers, huge and tiny values, shared and new commit times."""
     ledgers = [rng.randrange(1 << rng.choice([8, 40, 62])) for _ in range(rng.randint(1, 40))]
     segments, offset, time_ms = [], rng.randrange(1 << 50), rng.randrange(1 << 42)
+    versions = rng.choice([[0], [0, 0, 0, 1], [5], range(MAX_SCHEMA_VERSIONS)])
     for _ in range(count):
         entries = rng.randrange(1, 1 << rng.choice([1, 8, 16, 39]))
         first = rng.randrange(1 << rng.choice([1, 10, 40]))
         rows = rng.randrange(1 << rng.choice([1, 10, 45]))
         size_bytes = rng.randrange(1 << rng.choice([1, 20, 45]))
         time_ms += rng.choice([0, 0, 0, 1, 1000])
-        segments.append(Segment(rng.choice(ledgers), first, first + entries - 1, offset, rows, size_bytes, time_ms))
+        sizes = (offset, rows, size_bytes, time_ms, rng.choice(versions))
+        segments.append(Segment(rng.choice(ledgers), first, first + entries - 1, *sizes))
         offset += entries
     return segments
 
@@ -88,7 +102,7 @@ def test_any_segments_come_back_as_they_were(seed: int) -> None:
 def test_pages_fill_up_and_go_on(seed: int) -> None:
     rng = random.Random(seed)
     segments = random_segments(rng, 6_000)
-    cut = rng.choice([0, 1, 1_500])
+    cut = rng.choice([0, 1, 1_000])
     tail = SegmentPage(LOG_ID, 8, segments[0].base_offset, SegmentTable.of(segments[:cut]))
     pages = fill_pages(tail, SegmentTable.of(segments[cut:]))
 
@@ -147,13 +161,16 @@ def test_a_segment_takes_at_most_eight_bytes_in_the_common_case(case: str, segme
     per_segment = sum(len(data) for _, data in pages) / len(segments)
     print(f"{case}: {per_segment:.2f} bytes a segment, {len(segments) // len(pages)} segments a page")
     assert per_segment <= 8
+    grown = fill_pages(page_of([], 0), SegmentTable.of(replace(one, schema_version=3) for one in segments))
+    added = sum(len(data) for _, data in grown) - sum(len(data) for _, data in pages)
+    assert added <= 10 * len(pages), "a version that all share costs a few bytes a page"
 
 
 def test_unknown_versions_other_logs_and_other_pages_are_refused() -> None:
     data = encode_page(page_of(FOUR_SEGMENTS))
     newer = pb.SegmentPage.FromString(data)
-    newer.format_version = 2
-    with pytest.raises(MetadataFormatError, match="format version 2; this release knows 1"):
+    newer.format_version = 3
+    with pytest.raises(MetadataFormatError, match="format version 3; this release knows 1 to 2"):
         decoded(newer.SerializeToString())
     with pytest.raises(LogReplacedError):
         decode_page(data, "/p", log_id="11111111-2222-3333-4444-555555555555", number=3)
@@ -204,6 +221,15 @@ def damaged(**changes: object) -> pb.SegmentPage:
         damaged(time_run_deltas_ms=[]),
         damaged(base_time_ms=(1 << 64) - 1),
         damaged(base_offset=1 << 63),
+        damaged(schema_run_deltas=[1]),
+        damaged(schema_run_repeats=[3]),
+        damaged(format_version=2, schema_run_deltas=[1], schema_run_repeats=[2]),
+        damaged(format_version=2, schema_run_deltas=[1], schema_run_repeats=[1 << 63]),
+        damaged(format_version=2, schema_run_deltas=[1, -2, 1, 1]),
+        damaged(format_version=2, schema_run_deltas=[1, 1, 1, 1, 1]),
+        damaged(format_version=2, schema_run_deltas=[MAX_SCHEMA_VERSIONS], schema_run_repeats=[3]),
+        damaged(format_version=2, schema_run_deltas=[MAX_SCHEMA_VERSIONS - 1, 1, 0, 0]),
+        damaged(format_version=2, schema_run_deltas=[-(1 << 63)], schema_run_repeats=[3]),
     ],
 )
 def test_damaged_columns_are_refused(message: pb.SegmentPage) -> None:

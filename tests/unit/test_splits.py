@@ -187,7 +187,7 @@ def test_a_long_list_is_cut_soon() -> None:
     count = 1_000_000
     ones = np.ones(count, np.int64)
     table = SegmentTable(
-        np.arange(count), 0 * ones, 100 * ones, 100 * np.arange(count), 100 * ones, 100 * 1024 * ones, ones
+        np.arange(count), 0 * ones, 100 * ones, 100 * np.arange(count), 100 * ones, 100 * 1024 * ones, ones, 0 * ones
     )
     began = time.process_time()
     splits = cut_splits(Pieces.of_segments("events", [table], 0, 100 * count), 32 * MIB)

@@ -20,10 +20,16 @@ bytes_per_row        b, chosen by the writer
 byte_residuals       bytes - b * rows
 time_run_repeats     number of consecutive segments with one commit time, less 1
 time_run_deltas_ms   their time minus the previous run's (base_time_ms at first)
+schema_run_repeats   number of consecutive segments with one version of the schema, less 1
+schema_run_deltas    their version minus the previous run's (0 at first)
 ==================== ==========================================================================
 
-``ledger_first_entries``, ``ledger_index_deltas``, ``row_residuals``, ``byte_residuals`` and
-``time_run_repeats`` are omitted if all their values are 0. Only the last segment can be an open tail.
+``ledger_first_entries``, ``ledger_index_deltas``, ``row_residuals``, ``byte_residuals``,
+``time_run_repeats`` and ``schema_run_repeats`` are omitted if all their values are 0. Only the last segment can be an
+open tail.
+
+A page whose segments all have version 0 of the schema has no schema runs. What the first release does not know gives
+the page format version 2. Other pages have format version 1.
 """
 
 from __future__ import annotations
@@ -36,6 +42,7 @@ from uuid import UUID
 import numpy as np
 
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS
 from bk_spark.log.formats.segment import (
     MAX_SEGMENT_BYTES,
     MAX_SEGMENT_ENTRIES,
@@ -46,7 +53,8 @@ from bk_spark.log.formats.znodes import parse
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError
 
-PAGE_VERSION: Final = 1
+PAGE_VERSION: Final = 2
+_FIRST_VERSION: Final = 1
 MAX_PAGE_BYTES: Final = 32 * 1024
 
 # A page filled to this size counts as full. Finding the very last segment that fits is not worth it.
@@ -78,7 +86,7 @@ def encode_page(page: SegmentPage) -> bytes:
     """Encode the znode's content. It may be longer than MAX_PAGE_BYTES: see :func:`fill_pages`."""
     table = page.table
     message = pb.SegmentPage(
-        format_version=PAGE_VERSION,
+        format_version=_FIRST_VERSION,
         log_id=UUID(page.log_id).bytes,
         number=page.number,
         base_offset=page.base_offset,
@@ -106,6 +114,12 @@ def encode_page(page: SegmentPage) -> bytes:
     message.base_time_ms = int(table.commit_time_ms[0])
     message.time_run_repeats.extend(_unless_zero(np.diff(starts, append=len(table)) - 1))
     message.time_run_deltas_ms.extend(np.diff(table.commit_time_ms[starts], prepend=message.base_time_ms).tolist())
+
+    if table.schema_version.any():
+        message.format_version = PAGE_VERSION
+        starts = np.flatnonzero(np.diff(table.schema_version, prepend=-1))
+        message.schema_run_repeats.extend(_unless_zero(np.diff(starts, append=len(table)) - 1))
+        message.schema_run_deltas.extend(_deltas(table.schema_version[starts]).tolist())
     return message.SerializeToString()
 
 
@@ -195,9 +209,7 @@ def _decode_table(message: pb.SegmentPage) -> SegmentTable:
     _require(size_bytes.min() >= 0 and size_bytes.max() < MAX_SEGMENT_BYTES, "bytes")
 
     times = message.base_time_ms + np.cumsum(_column(message.time_run_deltas_ms))
-    _require(1 <= len(times) <= count and times.min() >= 0, "commit times")
-    repeats = _column(message.time_run_repeats, len(times))
-    _require(repeats.min() >= 0 and repeats.max() < count and repeats.sum() + len(times) == count, "commit times")
+    _require(times.min(initial=0) >= 0, "commit times")
 
     ends = np.cumsum(entries)
     _require(message.base_offset < _MAX_PRODUCT, "base offset")
@@ -208,8 +220,31 @@ def _decode_table(message: pb.SegmentPage) -> SegmentTable:
         message.base_offset + ends - entries,
         rows,
         size_bytes,
-        np.repeat(times, repeats + 1),
+        _decode_runs(times, message.time_run_repeats, count, "commit times"),
+        _decode_schema_versions(message, count),
     )
+
+
+def _decode_schema_versions(message: pb.SegmentPage, count: int) -> Int64s:
+    deltas = _column(message.schema_run_deltas)
+    if not len(deltas):
+        _require(not len(message.schema_run_repeats), "versions of the schema")
+        return np.zeros(count, np.int64)
+    _require(message.format_version == PAGE_VERSION, "versions of the schema")
+    # Bounded first, so that no sum exceeds 64 bits.
+    _require(deltas.min(initial=0) > -MAX_SCHEMA_VERSIONS, "versions of the schema")
+    _require(deltas.max(initial=0) < MAX_SCHEMA_VERSIONS, "versions of the schema")
+    versions = np.cumsum(deltas)
+    _require(versions.min(initial=0) >= 0 and versions.max(initial=0) < MAX_SCHEMA_VERSIONS, "versions of the schema")
+    return _decode_runs(versions, message.schema_run_repeats, count, "versions of the schema")
+
+
+def _decode_runs(values: Int64s, stored_repeats: Sequence[int], count: int, what: str) -> Int64s:
+    """Return ``count`` values, of which each run shares one."""
+    _require(1 <= len(values) <= count, what)
+    repeats = _column(stored_repeats, len(values))
+    _require(repeats.min() >= 0 and repeats.max() < count and repeats.sum() + len(values) == count, what)
+    return np.repeat(values, repeats + 1)
 
 
 def _decode_first_entries(message: pb.SegmentPage, index: Int64s, entries: Int64s, ledgers: int) -> Int64s:

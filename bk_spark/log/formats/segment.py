@@ -29,7 +29,8 @@ class Segment:
     """Entries ``first_entry`` to ``last_entry`` (inclusive) of one ledger, at log offset ``base_offset``.
 
     ``last_entry`` is None for an open tail: a ledger still being written. ``size_bytes`` counts payload
-    bytes, ``commit_time_ms`` is Unix time by the cluster's clock.
+    bytes, ``commit_time_ms`` is Unix time by the cluster's clock. The entries hold columns of version
+    ``schema_version`` of the log's schema, or of an earlier one.
     """
 
     ledger_id: int
@@ -39,6 +40,7 @@ class Segment:
     rows: int
     size_bytes: int
     commit_time_ms: int
+    schema_version: int = 0
 
     @property
     def entries(self) -> int:
@@ -83,14 +85,24 @@ class SegmentTable:
     rows: Int64s
     size_bytes: Int64s
     commit_time_ms: Int64s
+    schema_version: Int64s
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> SegmentTable:
         values = [
-            (s.ledger_id, s.first_entry, s.entries, s.base_offset, s.rows, s.size_bytes, s.commit_time_ms)
+            (
+                s.ledger_id,
+                s.first_entry,
+                s.entries,
+                s.base_offset,
+                s.rows,
+                s.size_bytes,
+                s.commit_time_ms,
+                s.schema_version,
+            )
             for s in segments
         ]
-        return cls(*np.array(values, dtype=np.int64).reshape(-1, 7).T)
+        return cls(*np.array(values, dtype=np.int64).reshape(-1, 8).T)
 
     @classmethod
     def concat(cls, tables: list[SegmentTable]) -> SegmentTable:
@@ -108,26 +120,28 @@ class SegmentTable:
             self.rows,
             self.size_bytes,
             self.commit_time_ms,
+            self.schema_version,
         )
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def moved(self, offset: int, commit_time_ms: int) -> SegmentTable:
-        """Return the same segments starting at ``offset``, with the given commit time."""
+    def moved(self, offset: int, commit_time_ms: int, schema_version: int = 0) -> SegmentTable:
+        """Return the same segments starting at ``offset``, with the given commit time and version of the schema."""
         by = offset - int(self.base_offset[0]) if len(self) else 0
         times = np.full(len(self), commit_time_ms, np.int64)
-        return replace(self, base_offset=self.base_offset + by, commit_time_ms=times)
+        versions = np.full(len(self), schema_version, np.int64)
+        return replace(self, base_offset=self.base_offset + by, commit_time_ms=times, schema_version=versions)
 
     def __getitem__(self, part: slice) -> SegmentTable:
         return SegmentTable(*(column[part] for column in self.columns))
 
     def __iter__(self) -> Iterator[Segment]:
-        for ledger_id, first, entries, base, rows, size, time_ms in zip(
+        for ledger_id, first, entries, base, rows, size, time_ms, schema_version in zip(
             *(column.tolist() for column in self.columns), strict=True
         ):
             last = first + entries - 1 if entries else None
-            yield Segment(ledger_id, first, last, base, rows, size, time_ms)
+            yield Segment(ledger_id, first, last, base, rows, size, time_ms, schema_version)
 
     @property
     def end_offset(self) -> int:

@@ -1,4 +1,5 @@
-"""A log's settings, fixed when it is created: ``<log>/settings``, message ``Settings``.
+"""A log's settings: ``<log>/settings``, message ``Settings``. They are fixed when the log is created. Only the schema
+may grow, by a new version after the others.
 
 The password itself is not stored, only a salted hash of the ledgers' master key. So a wrong password is refused before
 any ledger is made with it.
@@ -12,18 +13,21 @@ import hashlib
 import hmac
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
+from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS, SchemaChange, SchemaHistory, SchemaVersion
+from bk_spark.log.formats.schema_merge import Names
 from bk_spark.log.formats.znodes import log_id_of, parse
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError, UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
 
-SETTINGS_VERSION: Final = 1
+SETTINGS_VERSION: Final = 2
+_WITHOUT_SCHEMA_CHANGES: Final = 1
 MAX_SETTINGS_BYTES: Final = 512 * 1024
 MAX_SCHEMA_BYTES: Final = MAX_SETTINGS_BYTES - 1024
 
@@ -32,6 +36,7 @@ _HASH_BYTES: Final = 32
 # About 5 ms. More would gain nothing: Apache's ledger metadata, in the same ZooKeeper, holds the password.
 _ITERATIONS: Final = 10_000
 _MAX_ITERATIONS: Final = 10_000_000
+_MAX_INT64: Final = (1 << 63) - 1
 
 
 class EntryFormat(enum.Enum):
@@ -64,7 +69,7 @@ class PasswordCheck:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The settings of a log. They are fixed when the log is created.
+    """The settings of a log. They are fixed when the log is created. Only the schema may grow.
 
     Parameters
     ----------
@@ -76,8 +81,8 @@ class LogSettings:
         What an entry holds.
     password_check
         A salted hash that identifies the password. The password itself is not stored.
-    schema_json
-        For ``arrow``: the schema, in Spark's JSON form. For ``raw``: None.
+    schemas
+        For ``arrow``: the versions of the schema. For ``raw``: None.
     instance_id
         The id of the cluster that has the log's ledgers. None if the cluster has no id. It is set when the log is
         created.
@@ -92,18 +97,18 @@ class LogSettings:
     digest_type: DigestType
     entry_format: EntryFormat
     password_check: PasswordCheck
-    schema_json: str | None = None
+    schemas: SchemaHistory | None = None
     instance_id: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.entry_format is EntryFormat.ARROW) != (self.schema_json is not None):
+        if (self.entry_format is EntryFormat.ARROW) != (self.schemas is not None):
             raise InvalidArgumentError("a log of entryFormat arrow needs a schema, and one of entryFormat raw has none")
-        if self.schema_json is None:
+        if self.schemas is None:
             return
-        if len(self.schema_json.encode()) > MAX_SCHEMA_BYTES:
+        if len(self.schemas.first_json.encode()) > MAX_SCHEMA_BYTES:
             raise InvalidArgumentError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes as JSON: use fewer columns")
         try:
-            json.loads(self.schema_json)
+            json.loads(self.schemas.first_json)
         except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"the schema is not valid JSON: {error}") from error
 
@@ -136,7 +141,50 @@ class LogSettings:
         LogSettings
             The settings.
         """
-        return cls(quorum, digest_type, entry_format, PasswordCheck.of(password), schema_json)
+        schemas = None if schema_json is None else SchemaHistory(schema_json)
+        return cls(quorum, digest_type, entry_format, PasswordCheck.of(password), schemas)
+
+    @property
+    def schema_json(self) -> str | None:
+        """The current version of the schema, in Spark's JSON form. None for ``raw``."""
+        return None if self.schemas is None else self.schemas.current_json
+
+    @property
+    def schema_version(self) -> int:
+        """The number of the current version of the schema. 0 until it grows, and for ``raw``."""
+        return 0 if self.schemas is None else self.schemas.version
+
+    def schema_versions(self) -> list[SchemaVersion]:
+        """Return all versions of the schema.
+
+        Returns
+        -------
+        list of SchemaVersion
+            The versions, oldest first. Empty for ``raw``.
+        """
+        return [] if self.schemas is None else self.schemas.versions()
+
+    def grown(self, schema_json: str, time_ms: int, names: Names, log_name: str) -> LogSettings:
+        """Return settings whose current schema holds rows with the columns ``schema_json``: these, if theirs does.
+
+        Raises InvalidArgumentError, which names the column and its types, if no schema can hold both without loss, or
+        if the versions of the schema take too many bytes.
+        """
+        if self.schemas is None:
+            raise InvalidArgumentError(
+                f"log {log_name} has entryFormat {self.entry_format.value}, and only the schema of an arrow log grows: "
+                "leave the option mergeSchema out"
+            )
+        schemas = self.schemas.grown(schema_json, time_ms, names, log_name)
+        if schemas is self.schemas:
+            return self
+        settings = replace(self, schemas=schemas)
+        if _message("0" * 32, settings).ByteSize() > MAX_SETTINGS_BYTES:
+            raise InvalidArgumentError(
+                f"the versions of the schema of log {log_name} take more than {MAX_SETTINGS_BYTES} bytes: write to a "
+                "new log"
+            )
+        return settings
 
     def may_be_in(self, instance_id: str | None) -> bool:
         """Tell whether the log's ledgers may be in a cluster.
@@ -213,19 +261,32 @@ _FORMAT_OF_NUMBER: Final = {number: entry_format for entry_format, number in _FO
 
 
 def encode_settings(log_id: str, settings: LogSettings) -> bytes:
-    check = settings.password_check
+    return _message(log_id, settings).SerializeToString()
+
+
+def _message(log_id: str, settings: LogSettings) -> pb.Settings:
+    check, schemas = settings.password_check, settings.schemas
+    changes = () if schemas is None else schemas.changes
     return pb.Settings(
-        format_version=SETTINGS_VERSION,
+        format_version=SETTINGS_VERSION if changes else _WITHOUT_SCHEMA_CHANGES,
         log_id=UUID(log_id).bytes,
         ensemble_size=settings.quorum.ensemble_size,
         write_quorum_size=settings.quorum.write_quorum_size,
         ack_quorum_size=settings.quorum.ack_quorum_size,
         digest_type=settings.digest_type.value,
         entry_format=_FORMAT_NUMBER[settings.entry_format],
-        schema_json=settings.schema_json,
+        schema_json=None if schemas is None else schemas.first_json,
         password_check=pb.PasswordCheck(salt=check.salt, iterations=check.iterations, hash=check.hash),
         instance_id=settings.instance_id,
-    ).SerializeToString()
+        schema_changes=[
+            pb.SchemaChange(
+                time_ms=one.time_ms,
+                positions=[position for position, _ in one.columns],
+                columns=[column for _, column in one.columns],
+            )
+            for one in changes
+        ],
+    )
 
 
 def decode_settings(data: bytes, path: str) -> tuple[str, LogSettings]:
@@ -240,12 +301,38 @@ def decode_settings(data: bytes, path: str) -> tuple[str, LogSettings]:
             DigestType(message.digest_type),
             _FORMAT_OF_NUMBER[message.entry_format],
             PasswordCheck(check.salt, check.iterations, check.hash),
-            message.schema_json or None,
+            _schemas(message, path),
             message.instance_id or None,
         )
     except (KeyError, ValueError) as error:
         raise MetadataFormatError(f"settings of a log {path} are damaged: {error}") from error
     return log_id_of(message.log_id, path), settings
+
+
+def _schemas(message: pb.Settings, path: str) -> SchemaHistory | None:
+    changes = message.schema_changes
+    is_sound = (message.format_version == _WITHOUT_SCHEMA_CHANGES) == (not changes)
+    if not is_sound or len(changes) >= MAX_SCHEMA_VERSIONS or (changes and not message.schema_json):
+        raise MetadataFormatError(
+            f"settings of a log {path} are damaged: format version {message.format_version} with {len(changes)} "
+            "changes of the schema"
+        )
+    if max((change.time_ms for change in changes), default=0) > _MAX_INT64:
+        raise MetadataFormatError(f"settings of a log {path} are damaged: a version of the schema has no possible time")
+    if not message.schema_json:
+        return None
+    history = SchemaHistory(
+        message.schema_json,
+        tuple(
+            SchemaChange(change.time_ms, tuple(zip(change.positions, change.columns, strict=True)))
+            for change in changes
+        ),
+    )
+    try:
+        _ = history.current_json
+    except MetadataFormatError as error:
+        raise MetadataFormatError(f"settings of a log {path} are damaged: {error.message}") from error
+    return history
 
 
 @functools.lru_cache(maxsize=1024)

@@ -307,16 +307,20 @@ def decode_maintenance(data: bytes, path: str) -> bytes:
 
 
 def parse(message: _Message, data: bytes, path: str, what: str, version: int, max_bytes: int) -> _Message:
-    """Fill ``message`` from ``data``. Raises MetadataFormatError, which names ``what`` is at ``path``."""
+    """Fill ``message`` from ``data``. It may have the format versions 1 to ``version``.
+
+    Raises MetadataFormatError, which names ``what`` is at ``path``.
+    """
     if len(data) > max_bytes:
         raise MetadataFormatError(f"{what} {path} has {len(data)} bytes, more than {max_bytes}")
     try:
         message.ParseFromString(data)
     except DecodeError as error:
         raise MetadataFormatError(f"{path} does not hold the {what}: {error}") from error
-    if message.format_version != version:
+    if not 1 <= message.format_version <= version:
+        known = "1" if version == 1 else f"1 to {version}"
         raise MetadataFormatError(
-            f"{what} {path} has format version {message.format_version}; this release knows {version}: "
+            f"{what} {path} has format version {message.format_version}; this release knows {known}: "
             "use the release that wrote it, or a later one"
         )
     _check_numbers(message, f"{what} {path}")

@@ -42,7 +42,7 @@ class IndexPosition(_message.Message):
     def __init__(self, ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., end_page: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class Settings(_message.Message):
-    __slots__ = ("format_version", "log_id", "ensemble_size", "write_quorum_size", "ack_quorum_size", "digest_type", "entry_format", "schema_json", "password_check", "instance_id")
+    __slots__ = ("format_version", "log_id", "ensemble_size", "write_quorum_size", "ack_quorum_size", "digest_type", "entry_format", "schema_json", "password_check", "instance_id", "schema_changes")
     class EntryFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ENTRY_FORMAT_UNSPECIFIED: _ClassVar[Settings.EntryFormat]
@@ -61,6 +61,7 @@ class Settings(_message.Message):
     SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
     PASSWORD_CHECK_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_CHANGES_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     log_id: bytes
     ensemble_size: int
@@ -71,7 +72,18 @@ class Settings(_message.Message):
     schema_json: str
     password_check: PasswordCheck
     instance_id: str
-    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., ensemble_size: _Optional[int] = ..., write_quorum_size: _Optional[int] = ..., ack_quorum_size: _Optional[int] = ..., digest_type: _Optional[int] = ..., entry_format: _Optional[_Union[Settings.EntryFormat, str]] = ..., schema_json: _Optional[str] = ..., password_check: _Optional[_Union[PasswordCheck, _Mapping]] = ..., instance_id: _Optional[str] = ...) -> None: ...
+    schema_changes: _containers.RepeatedCompositeFieldContainer[SchemaChange]
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., ensemble_size: _Optional[int] = ..., write_quorum_size: _Optional[int] = ..., ack_quorum_size: _Optional[int] = ..., digest_type: _Optional[int] = ..., entry_format: _Optional[_Union[Settings.EntryFormat, str]] = ..., schema_json: _Optional[str] = ..., password_check: _Optional[_Union[PasswordCheck, _Mapping]] = ..., instance_id: _Optional[str] = ..., schema_changes: _Optional[_Iterable[_Union[SchemaChange, _Mapping]]] = ...) -> None: ...
+
+class SchemaChange(_message.Message):
+    __slots__ = ("time_ms", "positions", "columns")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, time_ms: _Optional[int] = ..., positions: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PasswordCheck(_message.Message):
     __slots__ = ("salt", "iterations", "hash")
@@ -84,7 +96,7 @@ class PasswordCheck(_message.Message):
     def __init__(self, salt: _Optional[bytes] = ..., iterations: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class SegmentPage(_message.Message):
-    __slots__ = ("format_version", "log_id", "number", "base_offset", "base_time_ms", "open_tail", "ledger_id_deltas", "ledger_first_entries", "entries", "ledger_index_deltas", "gap_position_deltas", "gap_entries", "rows_per_entry", "row_residuals", "bytes_per_row", "byte_residuals", "time_run_repeats", "time_run_deltas_ms")
+    __slots__ = ("format_version", "log_id", "number", "base_offset", "base_time_ms", "open_tail", "ledger_id_deltas", "ledger_first_entries", "entries", "ledger_index_deltas", "gap_position_deltas", "gap_entries", "rows_per_entry", "row_residuals", "bytes_per_row", "byte_residuals", "time_run_repeats", "time_run_deltas_ms", "schema_run_repeats", "schema_run_deltas")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +115,8 @@ class SegmentPage(_message.Message):
     BYTE_RESIDUALS_FIELD_NUMBER: _ClassVar[int]
     TIME_RUN_REPEATS_FIELD_NUMBER: _ClassVar[int]
     TIME_RUN_DELTAS_MS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_RUN_REPEATS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_RUN_DELTAS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     log_id: bytes
     number: int
@@ -121,7 +135,9 @@ class SegmentPage(_message.Message):
     byte_residuals: _containers.RepeatedScalarFieldContainer[int]
     time_run_repeats: _containers.RepeatedScalarFieldContainer[int]
     time_run_deltas_ms: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., number: _Optional[int] = ..., base_offset: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., open_tail: bool = ..., ledger_id_deltas: _Optional[_Iterable[int]] = ..., ledger_first_entries: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., ledger_index_deltas: _Optional[_Iterable[int]] = ..., gap_position_deltas: _Optional[_Iterable[int]] = ..., gap_entries: _Optional[_Iterable[int]] = ..., rows_per_entry: _Optional[int] = ..., row_residuals: _Optional[_Iterable[int]] = ..., bytes_per_row: _Optional[int] = ..., byte_residuals: _Optional[_Iterable[int]] = ..., time_run_repeats: _Optional[_Iterable[int]] = ..., time_run_deltas_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+    schema_run_repeats: _containers.RepeatedScalarFieldContainer[int]
+    schema_run_deltas: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., number: _Optional[int] = ..., base_offset: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., open_tail: bool = ..., ledger_id_deltas: _Optional[_Iterable[int]] = ..., ledger_first_entries: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., ledger_index_deltas: _Optional[_Iterable[int]] = ..., gap_position_deltas: _Optional[_Iterable[int]] = ..., gap_entries: _Optional[_Iterable[int]] = ..., rows_per_entry: _Optional[int] = ..., row_residuals: _Optional[_Iterable[int]] = ..., bytes_per_row: _Optional[int] = ..., byte_residuals: _Optional[_Iterable[int]] = ..., time_run_repeats: _Optional[_Iterable[int]] = ..., time_run_deltas_ms: _Optional[_Iterable[int]] = ..., schema_run_repeats: _Optional[_Iterable[int]] = ..., schema_run_deltas: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Application(_message.Message):
     __slots__ = ("format_version", "app", "query_id", "batch_id", "run", "retired_runs", "in_use_ledger_deltas", "in_use_last_entries", "commit_time_ms", "start_offset", "end_offset", "anonymous", "rows", "query_batch_id")
