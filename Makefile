@@ -25,10 +25,15 @@ TEST_PROCESSES ?= 4
 # For the explorer: make explore EXPLORE_ARGS="--bigger -k 3/3/2"
 EXPLORE_ARGS ?=
 
+# For bench-compare and bench-check: the commit to compare with (0.1.0), and the benchmark with its options.
+BASE ?= 3a3112f
+BENCH ?= bookie_raw
+BENCH_ROUNDS ?= 3
+
 # Whole manifests. The others are patches, or files of kustomize.
 MANIFESTS := $(filter-out %/kustomization.yaml %/bookie-rack.yaml,$(wildcard deploy/kubernetes/*/*.yaml))
 
-.PHONY: help demo notebooks docs test faults heal-faults stream-faults handed-over rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench proto release clean
+.PHONY: help demo notebooks docs test faults heal-faults stream-faults handed-over rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench bench-compare bench-check proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
@@ -54,6 +59,8 @@ help:
 	@echo "make lint    run ruff, mypy --strict, the import contracts and the checks of deploy/, and build the docs without warnings"
 	@echo "make format  apply the fixes and formatting of ruff"
 	@echo "make bench   measure the speed of writes and reads"
+	@echo "make bench-compare  run a benchmark on two commits in turn: BASE=<commit> BENCH='bookie_raw --entries 100000'"
+	@echo "make bench-check  fail if an entry costs bookie or client 20 % more CPU time than in BASE (0.1.0)"
 	@echo "make proto   regenerate the protobuf modules"
 	@echo "make release  build wheel and sdist, and run the demo from each in a fresh environment"
 	@echo "make clean   remove caches and the virtual environments"
@@ -163,6 +170,16 @@ format: $(STAMP)
 bench: $(STAMP)
 	@scripts/ensure_java.sh --build
 	$(BIN)/python -m benchmarks
+
+bench-compare: $(STAMP)
+	@scripts/ensure_java.sh --build
+	$(BIN)/python -m benchmarks.compare --rounds $(BENCH_ROUNDS) $(BASE) $(BENCH)
+
+# CPU time, not time: it is nearly the same whatever else the machine does.
+bench-check: $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python -m benchmarks.compare --rounds 2 --limit 1.2 --judge '^(adds|reads|batch_reads)[.]bookie_cpu' $(BASE) bookie_raw
+	$(BIN)/python -m benchmarks.compare --rounds 2 --limit 1.2 --judge '^(write|read)[.]clear[.]cpu$$' $(BASE) tls --sizes 1024 --megabytes 150 --rounds 1
 
 # This generator is older than the oldest protobuf that we support, so its output works with all supported versions.
 $(PROTO_STAMP): Makefile scripts/make_venv.sh
