@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.processes import peak_resident_mib
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.datasource.splits import Pieces, cut_splits
 from bk_spark.log import EntryFormat, Log, LogSettings, LogSnapshot, LogStore, SegmentTable
 from bk_spark.log.core.append import plan_append, read_head, read_tail
 from bk_spark.log.core.index_move import move_steps
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings
+from bk_spark.log.entries.pieces import Pieces, cut_splits
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.metadata.znodes import CheckOp

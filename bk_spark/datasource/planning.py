@@ -23,12 +23,10 @@ from bk_spark.datasource.entries.schemas import (
 )
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.splits import Piece, Pieces, cut_splits
 from bk_spark.log.entries import arrow_format
-from bk_spark.log.formats.segment import Segment
+from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
-from bk_spark.log.positions.bounds import Bounds
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -40,8 +38,6 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-#: Assumed bytes of an entry of unknown size.
-_UNKNOWN_ENTRY_BYTES: Final = 1024
 _SAMPLE_ENTRIES: Final = 16
 _MAX_SESSIONS: Final = 3
 
@@ -174,74 +170,12 @@ def log_snapshots(logs: Mapping[str, Log]) -> dict[str, LogSnapshot]:
     raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while lists of logs were read")
 
 
-def log_bounds(log: Log, snapshot: LogSnapshot) -> Bounds:
-    """Return the readable part of ``log``. Asks bookies for the confirmed entries of an open tail."""
-    end = snapshot.next_offset if snapshot.was_sealed else log.open_reader().readable_end(snapshot)
-    return bounds_until(snapshot, end)
-
-
-def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:
-    """Like :func:`log_bounds`, if the end is already known."""
-
-    def offset_at(time_ms: int) -> int:
-        offset = snapshot.offset_at(time_ms)
-        if offset == snapshot.next_offset < end:
-            tail = snapshot.open_tail
-            # An open tail has a single time: when it was opened.
-            return end if tail is not None and tail.commit_time_ms < time_ms else offset
-        return offset
-
-    return Bounds(snapshot.first_offset, end, offset_at)
-
-
-def log_pieces(log: Log, snapshot: LogSnapshot, start: int, end: int) -> Pieces:
-    """Return offsets ``[start, end)`` of a log. ``end`` may lie in the confirmed part of an open tail.
-
-    Raises LogRangeGoneError if a part of the range is not, or no longer, in the log.
-    """
-    if start >= end:
-        return Pieces.of(())
-    committed = min(end, snapshot.next_offset)
-    parts = []
-    if start < committed:
-        parts.append(Pieces.of_segments(log.name, snapshot.tables(start, committed), start, committed))
-    if end > snapshot.next_offset:
-        first = max(start, snapshot.next_offset)
-        tail = snapshot.open_tail
-        if tail is not None:
-            parts.append(Pieces.of([_tail_piece(log, snapshot, tail, first, end)]))
-        else:
-            # The tail was sealed since the snapshot: its confirmed entries are in segments now.
-            parts.append(Pieces.of_segments(log.name, log.snapshot().tables(first, end), first, end))
-    return Pieces.concat(parts)
-
-
 def splits_of(options: SourceOptions, entry_format: EntryFormat, pieces: Iterable[Pieces]) -> list[Split]:
     """Cut ``pieces`` into tasks according to the options."""
     cut = cut_splits(
         Pieces.concat(pieces), options.split_bytes, options.min_partitions, options.max_records_per_partition
     )
     return [Split(entry_format, part) for part in cut]
-
-
-def _tail_piece(log: Log, snapshot: LogSnapshot, tail: Segment, start: int, end: int) -> Piece:
-    first = tail.first_entry + start - tail.base_offset
-    entries = end - start
-    entry_bytes, entry_rows = _UNKNOWN_ENTRY_BYTES, 1
-    if snapshot.first_offset < snapshot.next_offset:
-        # The best estimate without asking bookies.
-        (before,) = snapshot.segments(snapshot.next_offset - 1, snapshot.next_offset)
-        entry_bytes, entry_rows = before.size_bytes // before.entries, before.rows // before.entries
-    return Piece(
-        tail.ledger_id,
-        first,
-        first + entries - 1,
-        max(1, entries * entry_bytes),
-        max(1, entry_rows) * entries,
-        log.name,
-        start,
-        tail.commit_time_ms,
-    )
 
 
 # --- ledgers ---

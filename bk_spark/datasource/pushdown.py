@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from bk_spark.datasource.splits import Pieces
+from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.bounds import Bounds
 from bk_spark.protocol.arrays import Int64s
 

@@ -14,7 +14,6 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
-from bk_spark.datasource.writing.write_task import TaskLedgers, TaskWriter
 from bk_spark.log.core.plan import CommitStatus
 from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
@@ -22,6 +21,8 @@ from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.formats.znodes import decode_registration
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore
+from bk_spark.log.tables.append_ledgers import TaskLedgers
+from bk_spark.log.tables.append_rows import TaskWriter
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError, RunRetiredError
@@ -72,7 +73,8 @@ def _place(uri: str, log: Log) -> LogPlace:
 
 
 def _task(uri: str, log: Log, run: str = "run-1", cache: IdleLedgers | None = None) -> TaskWriter:
-    return TaskWriter(TaskLedgers(log, LedgerKey(_place(uri, log), APP, run), ROLL, cache))
+    kept = None if cache is None else cache.of(LedgerKey(_place(uri, log), APP, run))
+    return TaskWriter(TaskLedgers(log, APP, run, ROLL, kept))
 
 
 def _rows(first: int, count: int) -> Payloads:

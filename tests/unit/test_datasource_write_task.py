@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bk_spark.datasource.writing.write_task import MAX_LOST, TaskWriter
 from bk_spark.log.formats.message import LedgerRange
+from bk_spark.log.tables.append_rows import MAX_LOST, TaskWriter
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookieUnavailableError,

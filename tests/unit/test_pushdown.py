@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from bk_spark.datasource.pushdown import Conditions, Limits
-from bk_spark.datasource.splits import Piece, Pieces
+from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.positions.bounds import Bounds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

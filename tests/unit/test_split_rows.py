@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.entries.split_rows import _Rows, _without_first_ledger, joined
+from bk_spark.datasource.entries.split_rows import _without_first_ledger
 from bk_spark.datasource.options.parse import parse_options
-from bk_spark.datasource.splits import Piece, Pieces
+from bk_spark.log.entries.entry_rows import EntryRows, joined
+from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
@@ -59,7 +60,7 @@ WITH_METADATA = pa.schema(
 
 def _rows(pieces: list[Piece]) -> list[tuple[Any, ...]]:
     values = [b"%d/%d" % (one.ledger_id, entry) for one in pieces for entry in range(one.first, one.last + 1)]
-    batches = _Rows(WITH_METADATA, EntryFormat.RAW).of(Payloads.of(values), Pieces.of(pieces))
+    batches = EntryRows(WITH_METADATA, EntryFormat.RAW).of(Payloads.of(values), Pieces.of(pieces))
     table = pa.Table.from_batches(list(batches))
     times = table.column("timestamp").cast(pa.int64())
     return list(zip(*(c.to_pylist() for c in [*table.columns[:-1], times]), strict=True))
@@ -86,7 +87,7 @@ def test_text_that_is_not_utf8_is_named_by_ledger_and_entry_among_tiny_pieces() 
     pieces = [Piece(n % 2, 10 + n // 2, 10 + n // 2, 1, 1, "a", n, 0) for n in range(6)]
     payloads = Payloads.of([b"good", b"good", b"good", b"\xff", b"good", b"good"])
     with pytest.raises(InvalidArgumentError, match="not UTF-8") as raised:
-        list(_Rows(WITH_METADATA, EntryFormat.RAW).of(payloads, Pieces.of(pieces)))
+        list(EntryRows(WITH_METADATA, EntryFormat.RAW).of(payloads, Pieces.of(pieces)))
     assert (raised.value.ledger_id, raised.value.entry_id) == (1, 11)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from bk_spark.datasource.splits import PIECE_BYTES, Piece, Pieces, cut_splits
+from bk_spark.log.entries.pieces import PIECE_BYTES, Piece, Pieces, cut_splits
 from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 

@@ -10,8 +10,6 @@ from bk_spark.datasource.options.positions import batch_ranges
 from bk_spark.datasource.planning import (
     check_ledger_schema,
     ledger_pieces,
-    log_bounds,
-    log_pieces,
     log_snapshots,
     open_ledger,
     open_logs,
@@ -19,9 +17,10 @@ from bk_spark.datasource.planning import (
     splits_of,
 )
 from bk_spark.datasource.pushdown import Conditions
-from bk_spark.datasource.splits import Pieces
+from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.positions.bounds import Bounds
+from bk_spark.log.tables.ranges import log_bounds, log_pieces
 
 
 def batch_splits(options: SourceOptions, schema: StructType, conditions: Conditions) -> list[Split]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -17,18 +16,12 @@ from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.splits import NO_LOG, Pieces
-from bk_spark.log.entries import arrow_format, raw_format
-from bk_spark.log.entries.schema_checks import METADATA_NAMES, VALUE
+from bk_spark.log.entries.entry_rows import EntryRows, joined
+from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.formats.settings import EntryFormat
-from bk_spark.protocol.arrays import Int64s
-from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
+from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
 
 _LOG: Final = logging.getLogger(__name__)
-#: Batches smaller than the first are joined with their neighbours, up to about the second.
-_SMALL_BATCH_BYTES: Final = 64 * 1024
-_JOINED_BATCH_BYTES: Final = 1024 * 1024
 
 
 @dataclass
@@ -48,7 +41,7 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     """
     client = client_of(options.metadata_service_uri, options.client)
     password = options.password()
-    rows = _Rows(arrow_schema(schema), split.entry_format)
+    rows = EntryRows(arrow_schema(schema), split.entry_format)
     pieces = split.pieces
     while len(pieces):
         sums, reached = pieces.entry_sums, 0
@@ -61,29 +54,6 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
             return
         except NoSuchLedgerError as error:
             pieces = _without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
-
-
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small neighbouring ``batches``: each batch has a fixed cost in Spark."""
-    small: list[pa.RecordBatch] = []
-    size_bytes = 0
-    for batch in batches:
-        if batch.nbytes >= _SMALL_BATCH_BYTES or size_bytes >= _JOINED_BATCH_BYTES:
-            yield from _as_one(small)
-            small, size_bytes = [], 0
-        if batch.nbytes >= _SMALL_BATCH_BYTES:
-            yield batch
-        else:
-            small.append(batch)
-            size_bytes += batch.nbytes
-    yield from _as_one(small)
-
-
-def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) < 2:
-        return batches
-    found: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return found
 
 
 def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLedgerError) -> Pieces:
@@ -110,121 +80,3 @@ def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchL
         "planned: begin it anew (the DataFrame, or the query), or read what is left with failOnDataLoss false",
         ledger_id=piece.ledger_id,
     ) from error
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Origin:
-    """Where rows come from: the entry of each row, and in ``counts`` the number of rows of each of ``pieces``."""
-
-    pieces: Pieces
-    counts: Int64s
-    entry_ids: Int64s
-
-    @classmethod
-    def of_entries(cls, pieces: Pieces) -> _Origin:
-        """Return the origin of rows that are one entry each."""
-        counts = pieces.entries
-        shifts = pieces.first - pieces.entry_sums[:-1]
-        return cls(pieces, counts, np.repeat(shifts, counts) + np.arange(int(counts.sum())))
-
-    def where(self, row: int) -> tuple[int, int]:
-        """Return the ledger and entry of a row."""
-        piece = int(np.searchsorted(np.cumsum(self.counts), row, side="right"))
-        return int(self.pieces.ledger_id[piece]), int(self.entry_ids[row])
-
-    def column(self, name: str) -> pa.Array:
-        """Build the metadata column ``name``. Only called for columns in the schema."""
-        pieces, counts = self.pieces, self.counts
-        match name:
-            case "log":
-                if len(pieces.logs) == 1:
-                    return pa.repeat(pa.scalar(pieces.logs[0], pa.string()), len(self.entry_ids))
-                # NO_LOG becomes the index of the null at the end.
-                return pa.array([*pieces.logs, None], pa.string()).take(
-                    pa.array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
-                )
-            case "offset":
-                return _or_nulls(
-                    pieces.base_offset, self.entry_ids + np.repeat(pieces.base_offset - pieces.first, counts)
-                )
-            case "ledgerId":
-                return pa.array(np.repeat(pieces.ledger_id, counts))
-            case "entryId":
-                return pa.array(self.entry_ids)
-            case _:
-                times = _or_nulls(pieces.timestamp_ms, np.repeat(pieces.timestamp_ms, counts))
-                return times.cast(pa.timestamp("ms", "UTC"))
-
-
-def _or_nulls(known: Int64s, values: Int64s) -> pa.Array:
-    """Return ``values``, or nulls if the pieces are of no log."""
-    return pa.nulls(len(values), pa.int64()) if int(known[0]) == NO_LOG else pa.array(values)
-
-
-class _Rows:
-    """Turns entries into batches of ``schema``."""
-
-    def __init__(self, schema: pa.Schema, entry_format: EntryFormat) -> None:
-        self._schema = schema
-        self._format = entry_format
-
-    def of(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the entries in ``pieces``, in order."""
-        if self._format is EntryFormat.RAW:
-            yield self._raw(payloads, _Origin.of_entries(pieces))
-        else:
-            yield from self._arrow(payloads, pieces)
-
-    def _raw(self, payloads: Payloads, origin: _Origin) -> pa.RecordBatch:
-        columns = [
-            raw_format.value_array(payloads, one.type, origin.where) if one.name == VALUE else origin.column(one.name)
-            for one in self._schema
-        ]
-        return _batch(columns, self._schema, f"ledger {origin.pieces.ledger_id[0]}")
-
-    def _arrow(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
-        entries = iter(payloads)
-        for number, piece in enumerate(pieces):
-            own = pieces.at(number)
-            for entry_id in range(piece.first, piece.last + 1):
-                where = f"entry {entry_id} of ledger {piece.ledger_id}"
-                for batch in arrow_format.batches_in(next(entries), where):
-                    rows = batch.num_rows
-                    yield self._project(batch, _Origin(own, np.array([rows]), np.full(rows, entry_id)), where)
-
-    def _project(self, batch: pa.RecordBatch, origin: _Origin, where: str) -> pa.RecordBatch:
-        if batch.schema.equals(self._schema):
-            return batch
-        columns = []
-        for one in self._schema:
-            position = batch.schema.get_field_index(one.name)
-            if position >= 0:
-                columns.append(batch.column(position))
-            elif one.name in METADATA_NAMES:
-                columns.append(origin.column(one.name))
-            else:
-                raise InvalidArgumentError(
-                    f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
-                    "column out of the schema"
-                )
-        return _batch(columns, self._schema, where)
-
-
-def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Return ``columns`` as a batch of ``schema``. Raises InvalidArgumentError for a column that does not fit."""
-    arrays = []
-    for column, one in zip(columns, schema, strict=True):
-        try:
-            array = column if column.type == one.type else column.cast(one.type)
-        except pa.ArrowException as error:
-            raise InvalidArgumentError(
-                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, or let "
-                "its fields be null"
-            ) from error
-        # Spark trusts the schema: a null would become a 0, or a NullPointerException far from here.
-        if array.null_count and not one.nullable:
-            raise InvalidArgumentError(
-                f"column {one.name} has nulls in {where}, but the schema given says NOT NULL: leave that out"
-            )
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -13,7 +13,6 @@ from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.positions import start_offsets
 from bk_spark.datasource.planning import splits_of
-from bk_spark.datasource.splits import Pieces
 from bk_spark.datasource.stream.limits import Backlog, MinEntriesGate, ends_within
 from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name
 from bk_spark.datasource.stream.plan import (
@@ -28,6 +27,7 @@ from bk_spark.datasource.stream.plan import (
 )
 from bk_spark.datasource.stream.progress import ProgressTeller
 from bk_spark.datasource.stream.sources import Followed, Sources
+from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLogError
 

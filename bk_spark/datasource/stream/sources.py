@@ -16,25 +16,24 @@ from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.planning import (
-    bounds_until,
     check_alike,
     check_ledger_schema,
     known_size,
-    log_pieces,
     open_ledger,
     open_logs,
     open_named,
 )
-from bk_spark.datasource.splits import Piece, Pieces
 from bk_spark.datasource.stream.limits import Backlog
 from bk_spark.datasource.stream.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.datasource.stream.offsets import ledger_name
 from bk_spark.datasource.stream.plan import Extent
+from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
 from bk_spark.log.positions.bounds import Bounds
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.tables.ranges import bounds_until, log_pieces
 from bk_spark.protocol.errors import NoSuchLedgerError, PeerError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.datasource.connections import LogPlace
-from bk_spark.log.log import Log
-from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.log.tables.append_ledgers import KeptLedgers, OpenLedger
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -39,30 +37,21 @@ class LedgerKey:
     run: str
 
 
-class OpenLedger:
-    """A ledger being written, registered in ``log``. One user at a time."""
+class _OfRun:
+    """The ledgers of one owner in a cache."""
 
-    def __init__(self, log: Log, writer: BlockingWriter, opened_s: float) -> None:
-        self.writer = writer
-        self.opened_s = opened_s
-        self._log = log
+    def __init__(self, cache: IdleLedgers, key: LedgerKey) -> None:
+        self._cache = cache
+        self._key = key
 
-    def __repr__(self) -> str:
-        return f"OpenLedger({self.writer.ledger_id})"
+    def take(self) -> OpenLedger | None:
+        return self._cache.take(self._key)
 
-    def close(self) -> None:
-        """Close the ledger at its last entry. Failures are only logged: acknowledged entries are safe, and readers do
-        not need the ledger closed."""
-        ledger_id = self.writer.ledger_id
-        try:
-            self._log.ledgers.close(ledger_id)
-        except BookKeeperError as error:
-            _LOG.info("log %s: ledger %d was not closed: %s", self._log.name, ledger_id, error)
-            self.abandon()
+    def give_back(self, ledger: OpenLedger) -> None:
+        self._cache.give_back(self._key, ledger)
 
-    def abandon(self) -> None:
-        """Release the ledger without closing it."""
-        self._log.ledgers.abandon(self.writer.ledger_id)
+    def close(self, ledger: OpenLedger) -> None:
+        self._cache.close(ledger)
 
 
 class IdleLedgers:
@@ -78,6 +67,10 @@ class IdleLedgers:
         self._waiting: OrderedDict[int, tuple[LedgerKey, OpenLedger, float]] = OrderedDict()
         self._to_close: deque[OpenLedger] = deque()
         self._closer: threading.Thread | None = None
+
+    def of(self, key: LedgerKey) -> KeptLedgers:
+        """Return the ledgers of ``key``."""
+        return _OfRun(self, key)
 
     def take(self, key: LedgerKey) -> OpenLedger | None:
         """Hand over the most recently returned ledger of ``key`` that is not known to be lost."""

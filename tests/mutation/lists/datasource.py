@@ -51,14 +51,14 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Entries that a lost ledger acknowledged are not sent to another one.",
-        "bk_spark/datasource/writing/write_task.py",
+        "bk_spark/log/tables/append_rows.py",
         "left = [piece.without(confirmed + 1 - first) for first, piece in self._kept]",
         "left = [piece.without(confirmed - first) for first, piece in self._kept]",
         ("tests/unit/test_datasource_write_task.py::test_the_range_ends_at_the_last_acknowledged_entry",),
     ),
     Mutation(
         "A task whose run was retired does not go on in another ledger.",
-        "bk_spark/datasource/writing/write_task.py",
+        "bk_spark/log/tables/append_rows.py",
         "        self._ledgers.check_run()\n",
         "",
         ("tests/unit/test_datasource_write_task.py::test_a_retired_run_ends_the_task",),
