@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from pyspark import TaskContext
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.datasource.options.client_choice import ClientChoice
 from bk_spark.log.formats.settings import LogSettings
 
@@ -79,6 +81,7 @@ class _Slot(Generic[_T]):
 
 # A forked child does not have its parent's threads. The process id in the key makes it open its own connection.
 _CLIENTS: Final[_Shared[tuple[int, str, ClientChoice, bool], BlockingClient]] = _Shared()
+_ZOOKEEPERS: Final[_Shared[tuple[int, str, ClientChoice, bool], ZooKeeper]] = _Shared()
 _LOGS: Final[_Shared[tuple[int, LogPlace, bytes], Log]] = _Shared(_MAX_LOGS)
 
 
@@ -98,6 +101,26 @@ def client_of(metadata_service_uri: str, choice: ClientChoice = _USUAL) -> Block
         return BlockingClient(metadata_service_uri, config)
 
     return _CLIENTS.get((os.getpid(), metadata_service_uri, choice, in_task), connected)
+
+
+def zookeeper_of(servers: str, choice: ClientChoice = _USUAL) -> ZooKeeper:
+    """Return the process's session with a ZooKeeper that is not that of the bookies. Raises MetadataUnavailableError,
+    InvalidArgumentError."""
+    in_task = TaskContext.get() is not None
+
+    def connected() -> ZooKeeper:
+        config = choice.config()
+        session = ZooKeeper(
+            servers,
+            session_timeout_ms=config.zk_session_timeout_ms,
+            operation_timeout_ms=config.metadata_timeout_ms,
+            rest_after_ms=_TASK_SESSION_REST_MS if in_task else config.zk_session_rest_ms,
+            access=ZooKeeperAccess(config),
+        )
+        session.start(config.connect_timeout_ms)
+        return session
+
+    return _ZOOKEEPERS.get((os.getpid(), servers, choice, in_task), connected)
 
 
 def logs_of(metadata_service_uri: str, log_root: str, choice: ClientChoice = _USUAL) -> LogStore:

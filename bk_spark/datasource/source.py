@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class BookKeeperDataSource(DataSource):
-    """Logs and ledgers of Apache BookKeeper as DataFrames.
+    """Logs and ledgers of Apache BookKeeper, and topics of Apache Pulsar, as DataFrames.
 
     Options are listed in :data:`bk_spark.datasource.options.options.OPTIONS`. The constructor does not use the
     network: Spark makes these objects often and in several processes.
@@ -58,22 +58,37 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> StructType:
+        # Spark asks for the schema before it tells whether this is a batch or a stream.
+        options = self._parsed(writing=False, streaming=None)
+        if options.reads_topics:
+            from bk_spark.datasource.pulsar.topic_schemas import topic_schema
+
+            return topic_schema()
         from bk_spark.datasource.planning import read_schema
 
-        # Spark asks for the schema before it tells whether this is a batch or a stream.
-        return read_schema(self._parsed(writing=False, streaming=None))
+        return read_schema(options)
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
+        options = self._parsed(writing=False)
+        if options.reads_topics:
+            from bk_spark.datasource.pulsar.batch import TopicBatchReader
+
+            return TopicBatchReader(options, schema)
         from bk_spark.datasource.batch.reader import batch_reader
 
-        return batch_reader(self._parsed(writing=False), schema)
+        return batch_reader(options, schema)
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's)
+        options = self._parsed(writing=False, streaming=True)
+        if options.reads_topics:
+            from bk_spark.datasource.pulsar.stream import TopicStreamReader
+
+            return TopicStreamReader(options, schema)
         from bk_spark.datasource.stream.reader import StreamReader
 
-        return StreamReader(self._parsed(writing=False, streaming=True), schema)
+        return StreamReader(options, schema)
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

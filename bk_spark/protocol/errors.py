@@ -118,6 +118,10 @@ class NoSuchLogError(CallerError):
     """The log does not exist."""
 
 
+class NoSuchTopicError(CallerError):
+    """The topic of Pulsar does not exist, or no cluster of Pulsar keeps its metadata there."""
+
+
 class LogExistsError(CallerError):
     """A log with this name exists."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.datasource.options.foreign import OURS
-from bk_spark.datasource.options.options import OPTIONS, Option, SourceOptions, Use
+from bk_spark.datasource.options.options import OPTIONS, Group, Option, SourceOptions, Use
 from bk_spark.datasource.options.page import reference
 from bk_spark.datasource.options.parse import parse_options
 from bk_spark.log.formats.settings import EntryFormat
@@ -169,7 +169,9 @@ def _given(option: Option) -> dict[str, str]:
     """Options of a read or write that has ``option``."""
     value = option.default or _OFTEN.get(option.name, "3")
     given = {"metadataServiceUri": URI, option.name: value}
-    if option.name not in ("logs", "logPattern", "ledgerId", "ledgerIds"):
+    if option.group is Group.PULSAR:
+        given["pulsarTopic"] = "orders"
+    elif option.name not in ("logs", "logPattern", "ledgerId", "ledgerIds") and not option.name.startswith("pulsar"):
         given["log"] = "events"
     if option.name == "maxTriggerDelay":
         given["minEntriesPerTrigger"] = "1"
@@ -494,7 +496,7 @@ def test_a_wrong_quorum_names_what_is_to_be_changed(sizes: str, remedy: str) -> 
 @pytest.mark.parametrize(
     ("theirs", "hint"),
     [
-        ("topic", "use log here"),
+        ("topic", "use log, or pulsarTopic for a topic of Pulsar here"),
         ("subscribe", "use log, or logs for several here"),
         ("subscribePattern", "use logPattern here"),
         ("maxOffsetsPerTrigger", "use maxEntriesPerTrigger here"),

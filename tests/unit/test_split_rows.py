@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bk_spark.datasource.entries.split_rows import _without_first_ledger
+from bk_spark.datasource.entries.split_rows import without_first_ledger
 from bk_spark.datasource.options.parse import parse_options
 from bk_spark.log.entries.entry_rows import EntryRows, joined
 from bk_spark.log.entries.pieces import Piece, Pieces
@@ -96,9 +96,9 @@ def test_a_ledger_that_is_gone_is_left_out_once_with_all_its_pieces(caplog: pyte
     pieces = Pieces.of(Piece(n % 2, n // 2, n // 2, 1, 1, "a", n, 0) for n in range(1000))
     source = {"metadataServiceUri": "zk://127.0.0.1:1/ledgers", "log": "a"}
     skipping = parse_options({**source, "failOnDataLoss": "false"}, writing=False)
-    rest = _without_first_ledger(pieces, skipping, NoSuchLedgerError("gone"))
+    rest = without_first_ledger(pieces, skipping, NoSuchLedgerError("gone"))
     assert set(rest.ledger_id.tolist()) == {1}
     assert len(rest) == 500
     assert "offsets [0, 1) of log a and 499 more ranges of it are left out: ledger 0 was deleted" in caplog.text
     with pytest.raises(LogRangeGoneError, match=r"offsets \[0, 1\) of log a are gone"):
-        _without_first_ledger(pieces, parse_options(source, writing=False), NoSuchLedgerError("gone"))
+        without_first_ledger(pieces, parse_options(source, writing=False), NoSuchLedgerError("gone"))

@@ -53,10 +53,10 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
             keep_objects()
             return
         except NoSuchLedgerError as error:
-            pieces = _without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
+            pieces = without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
 
 
-def _without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLedgerError) -> Pieces:
+def without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLedgerError) -> Pieces:
     """Return ``pieces`` without the first one's ledger, which was deleted. Raises if failOnDataLoss is set."""
     piece = next(iter(pieces))
     is_left = pieces.ledger_id != piece.ledger_id

@@ -7,9 +7,11 @@ from typing import Final
 _PAGE: Final = "docs/kafka-migration.md goes through all of them"
 #: Their option, in lower case -> ours.
 OURS: Final = {
-    "topic": "log",
-    "topics": "logs",
-    "topicspattern": "logPattern",
+    "topic": "log, or pulsarTopic for a topic of Pulsar",
+    "topics": "logs, or pulsarTopics for topics of Pulsar",
+    "topicspattern": "logPattern, or pulsarTopicsPattern for topics of Pulsar",
+    "startingtime": "startingTimestamp",
+    "endingtime": "endingTimestamp",
     "subscribe": "log, or logs for several",
     "subscribepattern": "logPattern",
     "maxoffsetspertrigger": "maxEntriesPerTrigger",

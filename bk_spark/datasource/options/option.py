@@ -29,6 +29,7 @@ class Group(enum.Enum):
     SOURCE = "What is read"
     RANGE = "Where a read starts and ends"
     FORM = "Entry format"
+    PULSAR = "Topics of Apache Pulsar"
     TASKS = "Tasks of a read"
     PACE = "Size of micro-batches"
     NEW_LOG = "New logs"

@@ -9,7 +9,7 @@ from bk_spark.bookie.config import GRPC, NATIVE
 from bk_spark.bookie.passwords import password_in
 from bk_spark.datasource.options.client_choice import ClientChoice
 from bk_spark.datasource.options.option import Group, Option, Use, option
-from bk_spark.datasource.options.range_options import RangeOptions
+from bk_spark.datasource.options.pulsar_options import PulsarOptions
 from bk_spark.datasource.options.values import LEDGERS, NAMES, PATTERN
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.codes import DigestType
@@ -23,7 +23,7 @@ _YEAR_MS: Final = 365 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions(RangeOptions):
+class SourceOptions(PulsarOptions):
     """The validated options of one read or write.
 
     Options that do not apply to this read or write have their defaults. Timestamps are milliseconds of Unix time.

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bk_spark.datasource.options.foreign import foreign_option
-from bk_spark.datasource.options.options import OPTIONS, SourceOptions, Use
+from bk_spark.datasource.options.options import OPTIONS, Group, SourceOptions, Use
 from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.settings.kinds import did_you_mean
 
@@ -17,7 +18,16 @@ from bk_spark.settings.kinds import did_you_mean
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 _QUORUM: Final = ("ensembleSize", "writeQuorumSize", "ackQuorumSize")
 #: A read names exactly one of these.
-_SOURCES: Final = ("log", "logs", "logPattern", "ledgerId", "ledgerIds")
+_TOPICS: Final = ("pulsarTopic", "pulsarTopics", "pulsarTopicsPattern")
+_SOURCES: Final = ("log", "logs", "logPattern", "ledgerId", "ledgerIds", *_TOPICS)
+#: Options that say nothing about topics, and why.
+_NOT_FOR_TOPICS: Final = {
+    "entryFormat": "the entries of a topic have Pulsar's own format",
+    "includeMetadata": "all columns are read if no schema says which",
+    "logRoot": "topics are found by Pulsar's metadata (pulsarMetadataStore)",
+    "startingOffsetsByTimestampStrategy": "a topic's messages are filtered by their times, so none is an empty read",
+    "pushDownFilters": "entries of topics are not left out by conditions",
+}
 #: Alternatives: at most one of each may be given.
 _EITHER: Final = (
     ("password", "passwordFile"),
@@ -25,6 +35,7 @@ _EITHER: Final = (
     ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
 )
 _BY_KEY: Final = {option.name.lower(): option for option in OPTIONS.values()}
+_OF_TOPICS: Final = frozenset(key for key, option in _BY_KEY.items() if option.group is Group.PULSAR)
 _USE_NAMES: Final = {
     Use.READ: "reading",
     Use.WRITE: "writing",
@@ -120,7 +131,7 @@ def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> Non
             '.option("metadataServiceUri", "zk://localhost:2181/ledgers")' + ("" if given else f". {TABLES_REMEDY}")
         )
     if use in Use.READ:
-        _check_source(values)
+        _check_source(values, given)
     elif values["log"] is None:
         raise InvalidArgumentError('option log is missing: name the log to write to, .option("log", "…")')
     for one, other in itertools.chain.from_iterable(itertools.combinations(names, 2) for names in _EITHER):
@@ -147,19 +158,49 @@ def _check_strategy(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_source(values: Mapping[str, Any]) -> None:
+def _check_source(values: Mapping[str, Any], given: set[str]) -> None:
     named = [name for name in _SOURCES if values[name] is not None]
     if len(named) != 1:
         found = f"{' and '.join(named)} are" if named else "none of them is"
         raise InvalidArgumentError(
             f'name what to read by one of the options {", ".join(_SOURCES)}, such as .option("log", "…"): {found} given'
         )
+    if named[0] in _TOPICS:
+        _check_topics(values, given)
+    else:
+        _check_no_message_ids(values)
+        for name in given & _OF_TOPICS:
+            raise InvalidArgumentError(f"option {_BY_KEY[name].name} is for topics of Pulsar ({', '.join(_TOPICS)})")
     if named[0].startswith("ledger"):
         for end, name in itertools.product(("starting", "ending"), ("Timestamp", "OffsetsByTimestamp")):
             if values[end + name] is not None:
                 raise InvalidArgumentError(
                     f"option {end}{name} is for logs, which know when their entries were committed; {named[0]} names "
                     f"ledgers, which do not: use {end}Offsets with entry ids"
+                )
+
+
+def _check_topics(values: Mapping[str, Any], given: set[str]) -> None:
+    for name, why in _NOT_FOR_TOPICS.items():
+        if name.lower() in given:
+            raise InvalidArgumentError(f"option {name} is not for topics of Pulsar: {why}")
+    for option in ("startingOffsets", "endingOffsets"):
+        positions = values[option]
+        for name, one in positions.items() if isinstance(positions, Mapping) else ():
+            if isinstance(one, int):
+                raise InvalidArgumentError(
+                    f"option {option} gives topic {name} the number {one}: topics have no numbers of entries; give the "
+                    'id of a message, such as "12:0", -2 for the first one, or -1 for the end'
+                )
+
+
+def _check_no_message_ids(values: Mapping[str, Any]) -> None:
+    for option in ("startingOffsets", "endingOffsets"):
+        positions = values[option]
+        for name, one in positions.items() if isinstance(positions, Mapping) else ():
+            if isinstance(one, MessageIdData):
+                raise InvalidArgumentError(
+                    f"option {option} gives {name} the id of a message of Pulsar, {one}: give an offset, a number"
                 )
 
 

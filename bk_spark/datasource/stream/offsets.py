@@ -88,15 +88,7 @@ def ledger_name(ledger_id: int) -> str:
 
 def parse_offset(found: object) -> StreamOffset:
     """Parse the result of :meth:`StreamOffset.to_json`. Raises MetadataFormatError."""
-    if not isinstance(found, dict) or "v" not in found:
-        raise _refused(found, "is not an offset of this data source: is the checkpoint that of another source?")
-    version = found["v"]
-    if type(version) is not int or version != OFFSET_VERSION:
-        raise _refused(
-            found,
-            f"has format version {version!r}; this release knows {OFFSET_VERSION}: use the release that wrote the "
-            "checkpoint, or a later one",
-        )
+    found = version_checked(found)
     match found:
         case {"logs": dict(logs), **rest} if rest.keys() == {"v"}:
             return StreamOffset({name: _position(found, name, logs[name], str, "offset") for name in sorted(logs)})
@@ -104,7 +96,21 @@ def parse_offset(found: object) -> StreamOffset:
             position = _position(found, "ledger", ledger, int, "entry")
             assert isinstance(position.identity, int)
             return StreamOffset({ledger_name(position.identity): position})
-    raise _refused(found, "names neither logs nor a ledger")
+    raise refused(found, "names neither logs nor a ledger: is the checkpoint that of a read of topics?")
+
+
+def version_checked(found: object) -> dict[Any, Any]:
+    """Return the fields of an offset of this version. Raises MetadataFormatError."""
+    if not isinstance(found, dict) or "v" not in found:
+        raise refused(found, "is not an offset of this data source: is the checkpoint that of another source?")
+    version = found["v"]
+    if type(version) is not int or version != OFFSET_VERSION:
+        raise refused(
+            found,
+            f"has format version {version!r}; this release knows {OFFSET_VERSION}: use the release that wrote the "
+            "checkpoint, or a later one",
+        )
+    return found
 
 
 def _fields(position: Position, unit: str) -> dict[str, Any]:
@@ -118,25 +124,27 @@ def _fields(position: Position, unit: str) -> dict[str, Any]:
 
 def _position(whole: object, name: object, fields: object, kind: type[str] | type[int], unit: str) -> Position:
     if not isinstance(name, str) or not isinstance(fields, dict):
-        raise _refused(whole, f"is damaged at {name!r}")
+        raise refused(whole, f"is damaged at {name!r}")
     unknown = fields.keys() - {"id", unit, "from", "lost"}
     if unknown:
-        raise _refused(whole, f"has the unknown field {min(map(str, unknown))} at {name}")
+        raise refused(whole, f"has the unknown field {min(map(str, unknown))} at {name}")
     identity = fields.get("id")
     numbers = [fields.get(unit), fields.get("from", 0), fields.get("lost", 0)]
-    if not isinstance(identity, kind) or isinstance(identity, bool) or not all(map(_is_count, numbers)):
-        raise _refused(whole, f"is damaged at {name}")
+    if not isinstance(identity, kind) or isinstance(identity, bool) or not all(map(is_count, numbers)):
+        raise refused(whole, f"is damaged at {name}")
     start = fields.get("from")
     if start is not None and start > fields[unit]:
-        raise _refused(whole, f"ends before it begins at {name}")
+        raise refused(whole, f"ends before it begins at {name}")
     return Position(identity, fields[unit], start, fields.get("lost", 0))
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a value of an offset can be a number of entries."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_OFFSET
 
 
-def _refused(found: object, what: str) -> MetadataFormatError:
+def refused(found: object, what: str) -> MetadataFormatError:
+    """Return the error for an offset that ``what``."""
     text = repr(found)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return MetadataFormatError(f"the offset in the query's checkpoint {what}: {shown}")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any, Protocol
 
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.datasource.connections import client_of
-from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.positions import start_offsets
 from bk_spark.datasource.planning import splits_of
 from bk_spark.datasource.stream.limits import Backlog, MinEntriesGate, ends_within
-from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name
+from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name, parse_offset
 from bk_spark.datasource.stream.plan import (
     DataLoss,
     Extent,
@@ -32,14 +34,30 @@ from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLogError
 
 
-class StreamPlanner:
-    """Decides what each micro-batch of one run of a query reads. For one thread."""
+class AnySources(Protocol):
+    """What a query follows, by name."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def now(self, *, latest: bool = False) -> Mapping[str, Followed]:
+        """Look once, and return what is followed. ``latest``: include every change before the call."""
+
+    def may_have(self, name: str) -> bool:
+        """Whether the query's options include this name, existing or not."""
+
+    def let_go(self, name: str) -> None:
+        """Stop following what no longer exists."""
+
+
+class StreamPlanner(ABC):
+    """Decides what each micro-batch of one run of a query reads. For one thread.
+
+    ``sources`` are what the query follows, and ``loss`` is told what is gone. Here is what logs, ledgers and topics
+    have in common.
+    """
+
+    def __init__(self, options: SourceOptions, sources: AnySources, loss: DataLoss) -> None:
         self._options = options
-        self._sources = Sources(options, schema)
-        self._progress = ProgressTeller(lambda: _session(options), options.log_root)
-        self._loss = DataLoss(options.fail_on_data_loss)
+        self._sources = sources
+        self._loss = loss
         self._initial: StreamOffset | None = None
         #: Ends to stop at, for Trigger.AvailableNow.
         self._target: dict[str, int] | None = None
@@ -49,17 +67,33 @@ class StreamPlanner:
         if options.min_entries_per_trigger is not None:
             self._gate = MinEntriesGate(options.min_entries_per_trigger, options.max_trigger_delay_ms)
 
+    @abstractmethod
     def initial(self) -> StreamOffset:
-        if self._initial is None:
-            followed = self._sources.now(latest=True)
-            bounds = {one.option_name: one.start_bounds() for one in followed.values()}
-            starts = start_offsets(self._options, bounds, Edge.LATEST)
-            positions = {}
-            for name, one in followed.items():
-                start = starts[one.option_name]
-                positions[name] = Position(one.identity, start, start)
-            self._initial = StreamOffset(positions)
-        return self._initial
+        """Return where a new query starts. The same on every call."""
+
+    @abstractmethod
+    def parse(self, found: object) -> StreamOffset:
+        """Parse an offset of Spark's checkpoint. Raises MetadataFormatError."""
+
+    @abstractmethod
+    def to_json(self, offset: StreamOffset) -> dict[str, Any]:
+        """Return an offset as Spark's checkpoint keeps it."""
+
+    @abstractmethod
+    def _tasks(self, begun: StreamOffset, ended: StreamOffset, pieces: dict[str, Pieces]) -> list[InputPartition]:
+        """Return the tasks of a batch that reads ``pieces``, by name, at least one."""
+
+    @abstractmethod
+    def _called(self, name: str) -> str:
+        """Say what is meant by a name in an offset."""
+
+    @abstractmethod
+    def _meant(self) -> str:
+        """Say what the options name."""
+
+    @abstractmethod
+    def _tell(self, begun: StreamOffset) -> None:
+        """Tell whom it concerns that everything before ``begun`` was read."""
 
     def stop_at_present_end(self) -> None:
         """Return no offset beyond the present end from now on."""
@@ -70,7 +104,7 @@ class StreamPlanner:
         self._check_meant(begun)
         try:
             end = self._next(begun, self._extents(), limited)
-            self._progress.tell(begun, self._known)
+            self._tell(begun)
             return end
         except LogRangeGoneError:
             # The log may have been truncated while sizes were read. If not, the same error is raised again.
@@ -99,22 +133,19 @@ class StreamPlanner:
             return None
         return StreamOffset({name: Position(extent.identity, extent.end) for name, extent in self._known.items()})
 
-    def splits(self, begun: StreamOffset, ended: StreamOffset) -> list[Split]:
+    def splits(self, begun: StreamOffset, ended: StreamOffset) -> list[InputPartition]:
         """Return the tasks of a batch."""
         self._check_meant(ended)
         followed = self._sources.now()
-        pieces = []
+        pieces: dict[str, Pieces] = {}
         for name, (start, end) in batch_ranges(begun, ended).items():
             one = followed.get(name)
             if one is None:
                 self._loss.missing(name, start)
             else:
                 same_log(name, ended.positions[name].identity, one.identity)
-                pieces.append(self._pieces(one, start, end))
-        if not pieces:
-            return []
-        entry_format = next(iter(followed.values())).entry_format
-        return splits_of(self._options, entry_format, pieces)
+                pieces[name] = self._pieces(one, start, end)
+        return self._tasks(begun, ended, pieces) if pieces else []
 
     def _pieces(self, one: Followed, start: int, end: int) -> Pieces:
         """Return the part of the range that exists."""
@@ -155,11 +186,11 @@ class StreamPlanner:
 
     def _check_meant(self, offset: StreamOffset) -> None:
         """Raise InvalidArgumentError if the checkpoint has a log or ledger that the options do not name."""
-        for name, position in offset.positions.items():
+        for name in offset.positions:
             if not self._sources.may_have(name):
                 raise InvalidArgumentError(
-                    f"the query's checkpoint is of {_called(name, position.identity)}, which its options do not "
-                    f"name: they read {_meant(self._options)}. Give this query a checkpoint directory of its own, or "
+                    f"the query's checkpoint is of {self._called(name)}, which its options do not name: they read "
+                    f"{self._meant()}. Give this query a checkpoint directory of its own, or "
                     "read what the checkpoint is of"
                 )
 
@@ -169,16 +200,49 @@ class StreamPlanner:
                 self._loss.missing(name, position.offset)
 
 
-def _called(name: str, identity: str | int) -> str:
-    return name if isinstance(identity, int) else f"log {name}"
+class LogStreamPlanner(StreamPlanner):
+    """Plans reads of logs, and of a ledger."""
 
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, Sources(options, schema), DataLoss(options.fail_on_data_loss))
+        self._progress = ProgressTeller(lambda: _session(options), options.log_root)
 
-def _meant(options: SourceOptions) -> str:
-    if options.ledger_id is not None:
-        return ledger_name(options.ledger_id)
-    if options.log_pattern is not None:
-        return f"logs that match {options.log_pattern!r}"
-    return f"log {options.log}" if options.logs is None else f"logs {', '.join(options.logs)}"
+    def initial(self) -> StreamOffset:
+        if self._initial is None:
+            followed = self._sources.now(latest=True)
+            bounds = {one.option_name: one.start_bounds() for one in followed.values()}
+            starts = start_offsets(self._options, bounds, Edge.LATEST)
+            positions = {}
+            for name, one in followed.items():
+                start = starts[one.option_name]
+                positions[name] = Position(one.identity, start, start)
+            self._initial = StreamOffset(positions)
+        return self._initial
+
+    def parse(self, found: object) -> StreamOffset:
+        return parse_offset(found)
+
+    def to_json(self, offset: StreamOffset) -> dict[str, Any]:
+        return offset.to_json()
+
+    def _tasks(self, begun: StreamOffset, ended: StreamOffset, pieces: dict[str, Pieces]) -> list[InputPartition]:
+        entry_format = next(iter(self._sources.now().values())).entry_format
+        return [*splits_of(self._options, entry_format, pieces.values())]
+
+    def _called(self, name: str) -> str:
+        # No log has a name with a blank.
+        return name if name.startswith("ledger ") else f"log {name}"
+
+    def _meant(self) -> str:
+        options = self._options
+        if options.ledger_id is not None:
+            return ledger_name(options.ledger_id)
+        if options.log_pattern is not None:
+            return f"logs that match {options.log_pattern!r}"
+        return f"log {options.log}" if options.logs is None else f"logs {', '.join(options.logs)}"
+
+    def _tell(self, begun: StreamOffset) -> None:
+        self._progress.tell(begun, self._known)
 
 
 def _now_ms() -> float:

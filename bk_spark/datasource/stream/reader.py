@@ -24,7 +24,6 @@ from pyspark.sql.types import StructType
 from bk_spark.datasource.entries.split_rows import Split, read_split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
-from bk_spark.datasource.stream.offsets import parse_offset
 
 if TYPE_CHECKING:
     from bk_spark.datasource.stream.planner import StreamPlanner
@@ -46,7 +45,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plain_errors
     def initialOffset(self) -> _JsonOffset:  # noqa: N802 (Spark's names, here and below)
         """Return where a new query starts. The same on every call."""
-        return self._plan().initial().to_json()
+        planner = self._plan()
+        return planner.to_json(planner.initial())
 
     @plain_errors
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -67,23 +67,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def latestOffset(self, start: _JsonOffset, limit: ReadLimit) -> _JsonOffset:  # noqa: N802
-        begun = parse_offset(start)
-        end = self._plan().next(begun, limited=not isinstance(limit, ReadAllAvailable))
+        planner = self._plan()
+        begun = planner.parse(start)
+        end = planner.next(begun, limited=not isinstance(limit, ReadAllAvailable))
         # Spark compares offsets by their texts.
-        return start if end is begun else end.to_json()
+        return start if end is begun else planner.to_json(end)
 
     @plain_errors
     def reportLatestOffset(self) -> _JsonOffset | None:  # noqa: N802
         """Return the known end, regardless of limits. Its distance to a batch's end is the lag."""
-        latest = None if self._planner is None else self._planner.latest_known()
-        return None if latest is None else latest.to_json()
+        planner = self._planner
+        latest = None if planner is None else planner.latest_known()
+        return None if planner is None or latest is None else planner.to_json(latest)
 
     @plain_errors
     def partitions(self, start: _JsonOffset, end: _JsonOffset) -> list[InputPartition]:
         # Spark may pass the same offset twice, only to say which one was last.
         if start == end:
             return []
-        return [*self._plan().splits(parse_offset(start), parse_offset(end))]
+        planner = self._plan()
+        return [*planner.splits(planner.parse(start), planner.parse(end))]
 
     @plain_errors_in
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -94,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
             # Imported here because tasks do not need it.
-            from bk_spark.datasource.stream.planner import StreamPlanner
+            from bk_spark.datasource.stream.planner import LogStreamPlanner
 
-            self._planner = StreamPlanner(self._options, self._schema)
+            self._planner = LogStreamPlanner(self._options, self._schema)
         return self._planner

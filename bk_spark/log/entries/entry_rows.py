@@ -113,7 +113,7 @@ class EntryRows:
             raw_format.value_array(payloads, one.type, origin.where) if one.name == VALUE else origin.column(one.name)
             for one in self._schema
         ]
-        return _batch(columns, self._schema, f"ledger {origin.pieces.ledger_id[0]}")
+        return as_batch(columns, self._schema, f"ledger {origin.pieces.ledger_id[0]}")
 
     def _arrow(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
         entries = iter(payloads)
@@ -140,10 +140,10 @@ class EntryRows:
                     f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
                     "column out of the schema"
                 )
-        return _batch(columns, self._schema, where)
+        return as_batch(columns, self._schema, where)
 
 
-def _batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
+def as_batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
     """Return ``columns`` as a batch of ``schema``. Raises InvalidArgumentError for a column that does not fit."""
     arrays = []
     for column, one in zip(columns, schema, strict=True):

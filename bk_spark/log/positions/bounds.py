@@ -128,6 +128,7 @@ def _offset(wanted: Wanted, reading: Reading, name: str, position: Position, bou
                 f"or later, it ends at {reading.unit} {bounds.end}; give an earlier time, or {wanted.no_match}"
             )
         return offset
+    assert isinstance(position, int)  # ids of messages are for topics
     return _within(wanted.option, reading, name, position, bounds)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.settings.kinds import MAX_LONG, WrongValueError, whole
 
 #: Names in one list or JSON.
@@ -60,8 +61,8 @@ class Transaction:
         return f"{self.app}:{self.version}"
 
 
-#: A position in one log.
-Position: TypeAlias = int | Edge | Time
+#: A position in one log. In a topic of Pulsar: the id of a message instead of an offset.
+Position: TypeAlias = int | Edge | Time | MessageIdData
 #: One end or moment for all logs, or a position for each log. For ledgers: per ledger id, as text, an entry id or an
 #: end.
 Positions: TypeAlias = Edge | Time | Mapping[str, Position]
@@ -209,10 +210,26 @@ def _one_as_of(name: str, value: object) -> AsOf:
     return value
 
 
-def _offset(name: str, value: object) -> int | Edge:
+def _offset(name: str, value: object) -> int | Edge | MessageIdData:
+    if isinstance(value, str | list):
+        return _message_id(name, value)
     if type(value) is not int or not -2 <= value <= MAX_LONG:
         raise WrongValueError(f"must give {name} an offset of 0 or more, -2 for the first offset, or -1 for the end")
     return _EDGE_NUMBERS.get(value, value)
+
+
+def _message_id(name: str, value: str | list[Any]) -> MessageIdData:
+    """Parse the text of a message id, or its bytes as pulsar-spark writes them: a list of signed numbers."""
+    try:
+        if isinstance(value, str):
+            return MessageIdData.parse_text(value)
+        if not all(type(one) is int and -128 <= one <= 255 for one in value):
+            raise WrongValueError(f"must give {name} the bytes of a message id: numbers from -128 to 127")
+        return MessageIdData.parse(bytes(one & 255 for one in value))
+    except InvalidArgumentError as error:
+        raise WrongValueError(
+            f"must give {name} an offset, or the id of a message of Pulsar: {error.message}"
+        ) from None
 
 
 def _time(name: str, value: object) -> Time:

@@ -4,7 +4,7 @@
 logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``limbo``: what it
 says and does after a loss. ``server``: its operations and its front end. ``replication``: repairs, workers and
 auditors. ``tls``: certificates, handshakes, requests in clear. ``administration``: the admin API. ``access``:
-roles and logins. ``decoders``: what fuzz tests must find.
+roles and logins. ``topics``: reads of Pulsar's topics. ``decoders``: what fuzz tests must find.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.mutation.lists import (
     server,
     storage,
     tls,
+    topics,
 )
 from tests.mutation.mutation import Mutation
 
@@ -36,6 +37,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *replication.MUTATIONS,
     *decoders.MUTATIONS,
     *tls.MUTATIONS,
+    *topics.MUTATIONS,
     *administration.MUTATIONS,
     *access.MUTATIONS,
 )

@@ -17,8 +17,8 @@ MUTATIONS: Final = (
     Mutation(
         "A checkpoint with an unknown field is refused.",
         "bk_spark/datasource/stream/offsets.py",
-        "    if unknown:\n        raise _refused(whole",
-        "    if len(unknown) > 1:\n        raise _refused(whole",
+        "    if unknown:\n        raise refused(whole",
+        "    if len(unknown) > 1:\n        raise refused(whole",
         ("tests/unit/test_stream_offsets.py::test_what_is_no_offset_is_refused",),
     ),
     Mutation(

@@ -1,0 +1,71 @@
+"""Options of reads of Pulsar's topics and where their metadata are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bk_spark.datasource.options.option import Group, Use, option
+from bk_spark.datasource.options.range_options import RangeOptions
+from bk_spark.datasource.options.values import NAMES, PATTERN
+from bk_spark.protocol.pulsar.decoding import EncryptedPayloads
+from bk_spark.settings.kinds import TEXT, choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarOptions(RangeOptions):
+    """Options of reads of topics."""
+
+    pulsar_topic: str | None = option(
+        "pulsarTopic",
+        None,
+        TEXT,
+        Use.READ,
+        Group.SOURCE,
+        "Read this topic of Apache Pulsar instead of a log ([pulsar.md](pulsar.md)): "
+        "`persistent://tenant/namespace/name`, or `name` in `public/default`. All its partitions, or one by its name.",
+    )
+    pulsar_topics: tuple[str, ...] | None = option(
+        "pulsarTopics", None, NAMES, Use.READ, Group.SOURCE, "Names of several topics, separated by commas."
+    )
+    pulsar_topics_pattern: str | None = option(
+        "pulsarTopicsPattern",
+        None,
+        PATTERN,
+        Use.READ,
+        Group.SOURCE,
+        "All topics of a namespace whose whole name there matches a regular expression: "
+        "`persistent://tenant/namespace/REGEX`. A stream also reads topics that are created later.",
+    )
+    pulsar_metadata_store: str | None = option(
+        "pulsarMetadataStore",
+        None,
+        TEXT,
+        Use.READ,
+        Group.PULSAR,
+        "Where Pulsar keeps its lists of ledgers, as `metadataStoreUrl` of its brokers says: "
+        "`zk:host:port,host:port/path`. "
+        "Default: the servers of metadataServiceUri, and the path above the root of the ledgers.",
+    )
+    pulsar_configuration_store: str | None = option(
+        "pulsarConfigurationStore",
+        None,
+        TEXT,
+        Use.READ,
+        Group.PULSAR,
+        "Where Pulsar keeps the numbers of partitions, as `configurationMetadataStoreUrl` of its brokers says. "
+        "Default: pulsarMetadataStore.",
+    )
+    pulsar_encrypted: EncryptedPayloads = option(
+        "pulsarEncrypted",
+        "fail",
+        choice({one.value: one for one in EncryptedPayloads}),
+        Use.READ,
+        Group.PULSAR,
+        "Messages that their producer encrypted: `fail`, `skip`, or `raw`, which gives each entry as one row with its "
+        "cipher text.",
+    )
+
+    @property
+    def reads_topics(self) -> bool:
+        """Whether topics of Pulsar are read."""
+        return (self.pulsar_topic or self.pulsar_topics or self.pulsar_topics_pattern) is not None

@@ -1,0 +1,157 @@
+"""Reads one task's messages as Arrow record batches. Used by batches and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from bk_spark.datasource.entries.schemas import arrow_schema
+from bk_spark.datasource.entries.split_rows import without_first_ledger
+from bk_spark.datasource.kept_objects import keep_objects
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.pulsar.places import bookies_of, opened, stores_of
+from bk_spark.datasource.pulsar.positions import Edges
+from bk_spark.log.entries.entry_rows import as_batch, joined
+from bk_spark.log.entries.pieces import Pieces
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import NoSuchLedgerError
+from bk_spark.protocol.pulsar.decoding import MessageDecoder
+from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.transactions import Position, TransactionId
+from bk_spark.pulsar.entry_numbers import EntryNumbers
+from bk_spark.pulsar.messages import MessageReader
+
+#: The largest message, decompressed and joined from its chunks. Brokers accept entries of 5 MiB.
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+_POSITION: Final = ("__ledgerId", "__entryId", "__batchIndex")
+_TIME: Final = "__publishTime"
+
+
+@dataclass
+class TopicSplit(InputPartition):
+    """What one task reads. Self-contained, as a split of logs is.
+
+    ``aborted`` has, for each topic that may have transactions, those whose messages are left out. ``edges`` has what is
+    left out at the ends of the read, for the topics that need it.
+    """
+
+    pieces: Pieces
+    aborted: dict[str, frozenset[TransactionId]] = field(default_factory=dict)
+    edges: dict[str, Edges] = field(default_factory=dict)
+
+
+def read_topic_split(options: SourceOptions, schema: StructType, split: TopicSplit) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one split, in exactly the Arrow form of ``schema``.
+
+    Raises LogRangeGoneError if a ledger was deleted since the split was planned (with failOnDataLoss false, its entries
+    are skipped with a warning), MessageFormatError for entries that are no messages, MessageEncryptedError.
+    """
+    client, password = bookies_of(options), options.password()
+    rows = {name: _TopicRows(options, arrow_schema(schema), name, split) for name in split.pieces.logs}
+    pieces = split.pieces
+    while len(pieces):
+        sums, reached = pieces.entry_sums, 0
+        try:
+            with closing(client.read_series(pieces.entry_ranges, password)) as parts:
+                for payloads in parts:
+                    start, reached = reached, reached + len(payloads)
+                    yield from joined(_decoded(rows, payloads, pieces.part(sums, start, reached)))
+            keep_objects()
+            return
+        except NoSuchLedgerError as error:
+            pieces = without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
+
+
+def _decoded(rows: dict[str, _TopicRows], payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
+    start = 0
+    for piece in pieces:
+        assert piece.log is not None
+        yield from rows[piece.log].of(piece.ledger_id, piece.first, payloads.part(start, start + piece.entries))
+        start += piece.entries
+
+
+class _TopicRows:
+    """Turns entries of one topic into batches of ``schema``."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema, name: str, split: TopicSplit) -> None:
+        topic = TopicName.parse(name)
+        self._topic = topic
+        self._schema = schema
+        self._edges = split.edges.get(name, Edges())
+        columns = set(schema.names)
+        if self._edges.first is not None or self._edges.last is not None:
+            columns.update(_POSITION)
+        if self._edges.since_ms is not None or self._edges.until_ms is not None:
+            columns.add(_TIME)
+
+        def numbers() -> EntryNumbers:
+            (found,) = opened(options, stores_of(options), [topic]).values()
+            return found.numbers
+
+        decoder = MessageDecoder(
+            topic,
+            columns=frozenset(columns),
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            encrypted=options.pulsar_encrypted,
+            aborted=split.aborted.get(name),
+        )
+        self._reader = MessageReader(
+            topic,
+            decoder,
+            bookies_of(options),
+            options.password(),
+            numbers,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+
+    def of(self, ledger_id: int, first_entry_id: int, payloads: Payloads) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of consecutive entries of a ledger."""
+        where = f"topic {self._topic.full}, entries from {first_entry_id} of ledger {ledger_id}"
+        for batch in self._reader.batches(ledger_id, first_entry_id, payloads):
+            kept = self._without_edges(batch)
+            if kept.num_rows:
+                yield self._projected(kept, where)
+
+    def _without_edges(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        edges = self._edges
+        if edges.is_empty:
+            return batch
+        keep = np.ones(batch.num_rows, np.bool_)
+        if edges.first is not None:
+            keep &= ~_before(batch, *edges.first)
+        if edges.last is not None:
+            keep &= _before(batch, *edges.last)
+        if edges.since_ms is not None or edges.until_ms is not None:
+            times = batch.column(_TIME).cast(pa.int64()).to_numpy(zero_copy_only=False)
+            if edges.since_ms is not None:
+                keep &= times >= edges.since_ms * 1000
+            if edges.until_ms is not None:
+                keep &= times < edges.until_ms * 1000
+        return batch if keep.all() else batch.filter(pa.array(keep))
+
+    def _projected(self, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
+        columns = [batch.column(one.name) for one in self._schema]
+        return as_batch(columns, self._schema, where)
+
+
+def _before(batch: pa.RecordBatch, position: Position, index: int) -> npt.NDArray[np.bool_]:
+    """Return which messages come before message ``index`` of an entry."""
+    ledgers, entries, batches = (batch.column(name) for name in _POSITION)
+    ledger_ids, entry_ids = ledgers.to_numpy(zero_copy_only=False), entries.to_numpy(zero_copy_only=False)
+    indexes = pc.fill_null(batches, 0).to_numpy(zero_copy_only=False)
+    same = ledger_ids == position.ledger_id
+    found: npt.NDArray[np.bool_] = (
+        (ledger_ids < position.ledger_id)
+        | (same & (entry_ids < position.entry_id))
+        | (same & (entry_ids == position.entry_id) & (indexes < index))
+    )
+    return found

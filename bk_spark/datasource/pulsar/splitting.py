@@ -1,0 +1,59 @@
+"""Pieces of topics, and how they become tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.pulsar.positions import Edges
+from bk_spark.datasource.pulsar.rows import TopicSplit
+from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
+from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.pulsar.transactions import Position, TransactionId
+from bk_spark.pulsar.entry_numbers import EntryNumbers
+from bk_spark.pulsar.transactions import TransactionWatch
+
+
+def topic_pieces(name: str, numbers: EntryNumbers, start: int, end: int) -> Pieces:
+    """Return entries ``[start, end)`` of a topic. Raises InvalidArgumentError for ledgers that only tiered storage has.
+
+    How many messages an entry has is not known, so each counts as one row.
+    """
+    found = []
+    for one, first, last in numbers.ranges(start, end):
+        if one.offloaded_to is not None:
+            raise InvalidArgumentError(
+                f"topic {name}: ledger {one.ledger_id} was moved to tiered storage ({one.offloaded_to}), its entries "
+                "are no longer on the bookies. Read them through a broker, or start behind it: startingOffsets with "
+                f'"{one.ledger_id}:{one.entries}"',
+                ledger_id=one.ledger_id,
+            )
+        entries = last - first + 1
+        size = max(1, one.size_bytes * entries // max(one.entries, 1))
+        found.append(Piece(one.ledger_id, first, last, size, entries, name))
+    return Pieces.of(found)
+
+
+def topic_splits(
+    options: SourceOptions,
+    pieces: Iterable[Pieces],
+    watches: Mapping[str, TransactionWatch],
+    edges: Mapping[str, Edges],
+) -> list[TopicSplit]:
+    """Cut ``pieces`` into tasks according to the options, each with what it needs of ``watches`` and ``edges``."""
+    cut = cut_splits(
+        Pieces.concat(pieces), options.split_bytes, options.min_partitions, options.max_records_per_partition
+    )
+    return [
+        TopicSplit(
+            part,
+            {name: _aborted(part, number, watches[name]) for number, name in enumerate(part.logs) if name in watches},
+            {name: edges[name] for name in part.logs if name in edges},
+        )
+        for part in cut
+    ]
+
+
+def _aborted(part: Pieces, number: int, watch: TransactionWatch) -> frozenset[TransactionId]:
+    own = list(part.where(part.log == number))
+    return watch.aborted_in(Position(own[0].ledger_id, own[0].first), Position(own[-1].ledger_id, own[-1].last))

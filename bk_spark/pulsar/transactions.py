@@ -1,0 +1,93 @@
+"""Finds out what became of the transactions of a topic.
+
+The outcome of a transaction is a marker behind its messages, so only a pass over the entries tells. The broker shows no
+message from the first one of an undecided transaction on, and so does this source. A topic whose namespace has no
+system topic of transactions has never had one, and is not passed over: brokers make that topic before they accept the
+first message of a transaction. See docs/design/pulsar.md §3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import Final
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange
+from bk_spark.protocol.pulsar.topic_names import NamespaceName
+from bk_spark.protocol.pulsar.transactions import Position, TransactionId, TransactionScan
+from bk_spark.pulsar.entry_numbers import EntryNumbers, ReadableLedger
+from bk_spark.pulsar.stores import Store
+
+_SNAPSHOTS: Final = "__transaction_buffer_snapshot"
+
+
+def may_have_transactions(store: Store, namespace: NamespaceName) -> bool:
+    """Whether topics of a namespace may have transactions."""
+    nodes = store.children(namespace.managed_ledgers_path) or ()
+    return any(node.startswith(_SNAPSHOTS) for node in nodes)
+
+
+class TransactionWatch:
+    """The transactions of one topic, from a position on. Each entry is read once. For one thread.
+
+    Parameters
+    ----------
+    client
+        The client of the bookies.
+    password
+        The password of the topic's ledgers.
+    start
+        The position from which on outcomes are wanted.
+    """
+
+    def __init__(self, client: BlockingClient, password: bytes, start: Position) -> None:
+        self._client = client
+        self._password = password
+        self._scan = TransactionScan()
+        #: The position from which on outcomes are known.
+        self.start = start
+        self._next = start
+
+    def read_on(self, numbers: EntryNumbers) -> None:
+        """Read everything that is readable now. Raises MessageFormatError, NoSuchLedgerError, EntryUnknownError."""
+        start = max(numbers.number(self._next), numbers.first)
+        if start >= numbers.end:
+            return
+        ranges = numbers.ranges(start, numbers.end)
+        for ledger_id, first, payloads in read_entries(self._client, self._password, ranges):
+            self._scan.add(ledger_id, first, payloads)
+            self._next = Position(ledger_id, first + len(payloads))
+
+    def end(self, numbers: EntryNumbers) -> int:
+        """Return the number behind the last entry that may be shown."""
+        undecided = self._scan.first_undecided
+        return numbers.end if undecided is None else min(numbers.number(undecided), numbers.end)
+
+    def aborted_in(self, first: Position, last: Position) -> frozenset[TransactionId]:
+        """Return the aborted transactions that have messages from ``first`` to ``last``, or around."""
+        return frozenset(one for one, (begun, ended) in self._scan.aborted.items() if begun <= last and ended >= first)
+
+
+def read_entries(
+    client: BlockingClient, password: bytes, ranges: Iterable[tuple[ReadableLedger, int, int]]
+) -> Iterator[tuple[int, int, Payloads]]:
+    """Yield consecutive entries of one ledger at a time, with the ledger and the first entry's id."""
+    wanted = [
+        EntryRange(one.ledger_id, first, last, max(1, one.size_bytes * (last - first + 1) // max(one.entries, 1)))
+        for one, first, last in ranges
+    ]
+    at, entry_id = 0, wanted[0].first if wanted else 0
+    with closing(client.read_series(wanted, password)) as parts:
+        for payloads in parts:
+            taken = 0
+            while taken < len(payloads):
+                here = wanted[at]
+                count = min(len(payloads) - taken, here.last - entry_id + 1)
+                yield here.ledger_id, entry_id, payloads.part(taken, taken + count)
+                taken += count
+                entry_id += count
+                if entry_id > here.last and at + 1 < len(wanted):
+                    at += 1
+                    entry_id = wanted[at].first

@@ -1,0 +1,47 @@
+"""Rules of reads of Pulsar's topics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+_POSITIONS: Final = "tests/unit/test_pulsar_positions.py"
+
+MUTATIONS: Final = (
+    Mutation(
+        "An open ledger that is gone with all before it counts as a loss.",
+        "bk_spark/pulsar/entry_numbers.py",
+        "self._end += 0 if dropped else 1",
+        "self._end += 0",
+        (f"{_POSITIONS}::test_an_open_ledger_that_is_gone_with_all_before_it_may_be_a_loss",),
+    ),
+    Mutation(
+        "An empty ledger that was dropped is no loss.",
+        "bk_spark/pulsar/entry_numbers.py",
+        "dropped = before[-1].entries == 0 and any(",
+        "dropped = before[-1].entries < 0 and any(",
+        (f"{_POSITIONS}::test_an_empty_ledger_that_is_dropped_is_no_loss",),
+    ),
+    Mutation(
+        "Entries of a checkpoint are read though this process does not know them to be confirmed.",
+        "bk_spark/pulsar/entry_numbers.py",
+        "is_open = one.closed_at_ms is None and one is self._ledgers[-1]",
+        "is_open = False",
+        (f"{_POSITIONS}::test_entries_behind_the_known_end_are_read_of_the_open_ledger_only",),
+    ),
+    Mutation(
+        "A stream skips the first messages of a batch only in its first micro-batch.",
+        "bk_spark/datasource/pulsar/positions.py",
+        "one.batch_index > 0 and start == (one.ledger_id, one.entry_id)",
+        "one.batch_index > 0 and start",
+        (f"{_POSITIONS}::test_a_stream_skips_messages_of_a_batch_only_where_it_begins",),
+    ),
+    Mutation(
+        "Ledgers are left out by their times with room for the clocks of producers.",
+        "bk_spark/datasource/pulsar/positions.py",
+        "one.closed_at_ms < time_ms - _CLOCKS_MS",
+        "one.closed_at_ms < time_ms",
+        (f"{_POSITIONS}::test_times_leave_out_ledgers_that_were_closed_before_and_filter_the_others",),
+    ),
+)
