@@ -39,13 +39,18 @@ def main(arguments_given: list[str]) -> None:
     parser.add_argument("--size", type=int, default=1024, help="payload bytes")
     parser.add_argument("--window", type=int, default=8192, help="entries in flight")
     parser.add_argument("--ledgers", type=int, default=1, help="ledgers written in turn")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the bookie")
     parser.add_argument("--port", type=int, default=0, help="a bookie that runs already, with --pid")
     parser.add_argument("--pid", type=int, default=0)
     arguments = parser.parse_args(arguments_given)
     if arguments.port:
         _measure(arguments, arguments.port, arguments.pid)
         return
-    with tempfile.TemporaryDirectory() as directory, LocalCluster(Path(directory), bookies=1) as cluster:
+    settings = dict(setting.split("=", 1) for setting in arguments.set)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LocalCluster(Path(directory), bookies=1, bookie_settings=settings) as cluster,
+    ):
         bookie = cluster.bookies[0]
         assert bookie.pid is not None
         _measure(arguments, bookie.port, bookie.pid)

@@ -192,6 +192,13 @@ class BookieConfig(AccessConfig):
     journal_remove_from_page_cache: bool = key(
         "journalRemoveFromPageCache", "true", BOOLEAN, "Drop synced data from the page cache."
     )
+    journal_direct_io: bool = key(
+        "journalDirectIO",
+        "true",
+        BOOLEAN,
+        "Write the journal directly to the disk, not through the page cache, where the file system can. Not with "
+        "`journalSyncData=false`.",
+    )
     journal_max_memory_bytes: int = key(
         "journalMaxMemorySizeMb",
         "24",
@@ -202,6 +209,13 @@ class BookieConfig(AccessConfig):
     # --- entry logs, index files, memory
     entry_log_size_limit_bytes: int = key(
         "logSizeLimit", str(_MAX_LOG_SIZE), whole(64 * 1024, _MAX_LOG_SIZE), "Size at which the next entry log begins."
+    )
+    entry_log_direct_io: bool = key(
+        "dbStorage_directIOEntryLogger",
+        "false",
+        BOOLEAN,
+        "Write entry logs directly to the disk, where the file system can. Saves CPU, but reads of entries that were "
+        "just written then come from the disk.",
     )
     flush_interval_ms: int = key(
         "flushInterval",

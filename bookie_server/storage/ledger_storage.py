@@ -21,6 +21,7 @@ from bk_spark.protocol.errors import StorageError
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.open_files import share_open_files
 from bookie_server.storage import files
+from bookie_server.storage.appended_file import choose_direct
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
@@ -90,7 +91,12 @@ class LedgerStorage:
         self.write_cache = WriteCache(config.write_cache_bytes)
         self.reader = EntryLogReader(directories.paths, open_files.entry_logs)
         self.entry_log_ids = EntryLogIds(directories)
-        self.entry_log_writer = EntryLogWriter(directories, self.entry_log_ids, config.entry_log_size_limit_bytes)
+        self.entry_log_writer = EntryLogWriter(
+            directories,
+            self.entry_log_ids,
+            config.entry_log_size_limit_bytes,
+            choose_direct(directories.paths, config.entry_log_direct_io, "entry logs"),
+        )
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._started = False
 

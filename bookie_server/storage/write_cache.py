@@ -10,9 +10,9 @@ A half keeps bytes in *extents*, which are append-only arrays, so entries can be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _COPY_BELOW_BYTES: Final = 1024 * 1024
 #: Equal-sized buffers up to this size are joined for a flush: a copy is cheaper than one object for each.
 _GATHER_UP_TO_BYTES: Final = 4 * 1024
 _SPANS_AT_ONCE: Final = 2048
+#: So many bytes are joined at most.
+_GATHER_BYTES: Final = 1024 * 1024
 #: Approximate Python overhead per ledger.
 _LEDGER_OVERHEAD_BYTES: Final = 400
 
@@ -43,6 +45,18 @@ class SortedEntries:
     entry_ids: Int64s
     positions: Int64s
     sizes: Int64s
+
+
+class Target(Protocol):
+    """Where a flush copies entries (appended_file.py)."""
+
+    def put(self, buffers: Sequence[memoryview]) -> None:
+        """Append ``buffers``."""
+        ...
+
+    def room(self, size_bytes: int) -> Bytes:
+        """Append ``size_bytes`` bytes, which the caller fills in before the next call."""
+        ...
 
 
 class CacheHalf:
@@ -168,19 +182,26 @@ class CacheHalf:
         where = np.concatenate(positions)
         return SortedEntries(ledgers, np.concatenate(ids), where, self._sizes(where))
 
-    def spans(self, positions: Int64s, sizes: Int64s) -> Iterator[list[memoryview]]:
-        """The bytes of the entries with their sizes, in order, in as few buffers as is cheap, in parts."""
+    def copy(self, positions: Int64s, sizes: Int64s, target: Target) -> Iterator[None]:
+        """Append the entries with their sizes to ``target``, in order, in as few buffers as is cheap. Yields after each
+        part."""
         breaks = np.flatnonzero(positions[1:] != positions[:-1] + (sizes[:-1] + LENGTH_BYTES)) + 1
         firsts = positions[np.concatenate(([0], breaks))] - LENGTH_BYTES
         lasts = np.append(breaks, len(positions)) - 1
         lengths = positions[lasts] + sizes[lasts] - firsts
         views: dict[int, memoryview] = {}
-        for first in range(0, len(firsts), _SPANS_AT_ONCE):
-            some = slice(first, first + _SPANS_AT_ONCE)
-            extents, starts, size = firsts[some] >> _EXTENT_BITS, firsts[some] & _EXTENT_MASK, int(lengths[first])
+        first = 0
+        while first < len(firsts):
+            size = int(lengths[first])
+            some = slice(first, first + min(_SPANS_AT_ONCE, max(1, _GATHER_BYTES // size)))
             if size <= _GATHER_UP_TO_BYTES and bool((lengths[some] == size).all()):
-                yield [self._gather(extents, starts, size)]
+                extents, starts = firsts[some] >> _EXTENT_BITS, firsts[some] & _EXTENT_MASK
+                self._gather(extents, starts, size, target.room(size * len(starts)))
+                first += len(starts)
+                yield
                 continue
+            some = slice(first, first + _SPANS_AT_ONCE)
+            extents, starts = firsts[some] >> _EXTENT_BITS, firsts[some] & _EXTENT_MASK
             spans = []
             stops = (starts + lengths[some]).tolist()
             for extent, start, stop in zip(extents.tolist(), starts.tolist(), stops, strict=True):
@@ -188,14 +209,15 @@ class CacheHalf:
                 if view is None:
                     view = views[extent] = self._extents[extent].data
                 spans.append(view[start:stop])
-            yield spans
+            target.put(spans)
+            first += len(spans)
+            yield
 
-    def _gather(self, extents: Int64s, starts: Int64s, size_bytes: int) -> memoryview:
-        """A copy of ``size_bytes`` bytes from each of ``starts``."""
-        result = np.empty(len(starts), f"V{size_bytes}")
+    def _gather(self, extents: Int64s, starts: Int64s, size_bytes: int, result: Bytes) -> None:
+        """Copy ``size_bytes`` bytes from each of ``starts`` into ``result``."""
+        rows = result.view(f"V{size_bytes}")
         for which in _equal(extents):
-            result[which] = gather(self._extents[int(extents[which[0]])], starts[which], size_bytes)
-        return result.view(np.uint8).data
+            rows[which] = gather(self._extents[int(extents[which[0]])], starts[which], size_bytes)
 
     def _sizes(self, positions: Int64s) -> Int64s:
         sizes = np.empty(len(positions), np.int64)

@@ -26,7 +26,7 @@ _LARGE_BYTES: Final = 70_000
 
 def shape_of(seed: int) -> Shape:
     """Every third bookie has several directories; every fourth flushes after each add; every fifth answers before it
-    syncs its journals."""
+    syncs its journals; every second writes directly to its disks."""
     rng = random.Random(f"shape {seed}")
     several = seed % 3 == 0
     return Shape(
@@ -38,6 +38,7 @@ def shape_of(seed: int) -> Shape:
         entry_log_size_limit_bytes=rng.choice((3000, 8192, 50_000)),
         write_cache_bytes=1 if seed % 4 == 3 else 64 << 20,
         sync_journals=seed % 5 != 0,
+        direct=seed % 2 == 0,
     )
 
 

@@ -23,6 +23,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from bookie_server.storage import files
 from tests.crash.operations import (
     Allocate,
@@ -90,6 +92,8 @@ class Recorder:
         self._kill_at = -1
         self._dead: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._files: dict[tuple[int, int], int] = {}
+        #: Descriptors opened for direct writes.
+        self._direct: set[int] = set()
         self._next_number = len(self.numbers)
         self._paths = {number: path for path, number in self.numbers.items()}
         for path, number in self.numbers.items():
@@ -199,6 +203,18 @@ class Recorder:
         return self._paths[number]
 
     def opened(self, path: str, flags: int, mode: int) -> int:
+        """Open, or make, a file. Direct writes are made as others are, since the disk under test may be memory; whether
+        they could be direct is checked."""
+        fd = self._opened(path, flags & ~os.O_DIRECT, mode)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            self._files.pop(_identity(os.fstat(fd)), None)  # it has no name, and perhaps the number of a removed file
+        if flags & os.O_DIRECT:
+            self._direct.add(fd)
+        else:
+            self._direct.discard(fd)
+        return fd
+
+    def _opened(self, path: str, flags: int, mode: int) -> int:
         relative = self.relative(path)
         if relative is None or not flags & (os.O_CREAT | os.O_TRUNC):
             if self._killed:
@@ -227,6 +243,8 @@ class Recorder:
         if number is None:
             return os.pwritev(fd, list(buffers), offset)
         data = b"".join(buffers)
+        if fd in self._direct:
+            _check_direct(buffers, offset)
         operation = Write(number, offset, data)
         fault = self.fault
         try:
@@ -362,6 +380,13 @@ class _Libc:
 
 def _storage_modules() -> list[ModuleType]:
     return [module for name, module in sys.modules.items() if name.startswith("bookie_server.storage.")]
+
+
+def _check_direct(buffers: Sequence[Buffer], offset: int) -> None:
+    """A disk takes whole blocks only, from memory that begins at one."""
+    places = [offset, *(np.frombuffer(buffer, np.uint8).ctypes.data for buffer in buffers), *map(len, buffers)]
+    if any(place % files.BLOCK_BYTES for place in places):
+        raise AssertionError(f"a direct write at {offset} is not of whole blocks: {places}")
 
 
 def _shared(thread: threading.Thread) -> bool:

@@ -54,6 +54,8 @@ class Shape:
     entry_log_size_limit_bytes: int = 8192
     write_cache_bytes: int = 1 << 20
     sync_journals: bool = True
+    #: Journals and entry logs are written directly.
+    direct: bool = False
 
 
 def password_of(ledger_id: int) -> bytes:
@@ -205,6 +207,8 @@ def _config(shape: Shape) -> BookieConfig:
         flush_interval_ms=3_600_000,
         journal_sync_data=shape.sync_journals,
         journal_page_cache_flush_interval_ms=3_600_000,
+        journal_direct_io=shape.direct,
+        entry_log_direct_io=shape.direct,
     )
 
 

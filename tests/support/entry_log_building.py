@@ -40,9 +40,10 @@ def fill(half: CacheHalf, *entries: tuple[int, int, int]) -> None:
 class Logs:
     """A writer and a reader over some directories; remembers where entries were written."""
 
-    def __init__(self, *paths: Path, limit_bytes: int = 1 << 30) -> None:
+    def __init__(self, *paths: Path, limit_bytes: int = 1 << 30, direct: bool = False) -> None:
         self.directories = LedgerDirectories([str(path) for path in paths])
-        self.writer = EntryLogWriter(self.directories, EntryLogIds(self.directories), limit_bytes)
+        written_directly = frozenset(self.directories.paths if direct else ())
+        self.writer = EntryLogWriter(self.directories, EntryLogIds(self.directories), limit_bytes, written_directly)
         self.reader = EntryLogReader(self.directories.paths)
         self.locations: dict[tuple[int, int], int] = {}
 

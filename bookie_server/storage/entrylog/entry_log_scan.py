@@ -3,8 +3,9 @@
 After a crash an entry log may hold anything: a header of zeros or garbage, zeros where blocks were never written, a
 truncated record, garbage sizes (scenarios B4, B5). The scan finds every record that it can: after bytes that cannot be
 a record it searches for the next place with two plausible records in a row, or one record and the end of the file. An
-entry log is *sound* only if nothing was skipped. A size of 0 or less is padding in Apache's entry logs; after it the
-scan also searches byte by byte. The chunk size bounds memory, whatever a size field says.
+entry log is *sound* only if nothing was skipped, apart from zeros in the last block of a log that was written directly
+and not completed (entry_log_writer.py). A size of 0 or less is padding in Apache's entry logs; after it the scan also
+searches byte by byte. The chunk size bounds memory, whatever a size field says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from bk_spark.protocol.arrays import Bytes, Int64s
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC
-from bookie_server.storage.files import read_at
+from bookie_server.storage.files import BLOCK_BYTES, read_at
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, MAX_RECORD_BYTES, MIN_RECORD_BYTES, gather_int64
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -151,6 +152,9 @@ class EntryLogScan:
 
     def _find_next(self) -> None:
         """Skip to the next place where a record may begin: none begins at the current position."""
+        if self._only_fills_up(self._position):
+            self._position = self._size
+            return
         self._note(f"no entry at {self._position}")
         at = self._position + 1
         chunk = read_at(self._fd, CHUNK_BYTES, at)
@@ -166,6 +170,13 @@ class EntryLogScan:
         whole = at + len(chunk) >= self._size
         self._position = self._size if whole else at + len(chunk) - _HEAD.size
 
+    def _only_fills_up(self, position: int) -> bool:
+        """Whether only the zeros follow with which a direct write fills up its last block."""
+        rest = self._size - position
+        if self._size % BLOCK_BYTES or rest >= BLOCK_BYTES:
+            return False
+        return not read_at(self._fd, rest, position).strip(b"\0")
+
     def _leads_on(self, position: int) -> bool:
         """Whether a sound record begins at ``position`` and ends at the end of the file or before another one."""
         for _ in range(2):
@@ -176,7 +187,7 @@ class EntryLogScan:
             if not _plausible(size, ledger_id, entry_id, self._size - position):
                 return False
             position += LENGTH_BYTES + size
-            if position == self._size:
+            if position == self._size or self._only_fills_up(position):
                 return True
         return True
 

@@ -3,6 +3,9 @@
 One entry log is written at a time, in one of the directories with room. When it is full, the next one is started. The
 header is written first. At the end the ledgers map is written and synced, then the header's pointer to it. Only the
 flush thread uses this module, except for :meth:`EntryLogIds.allocate`.
+
+In directories with direct writes (appended_file.py) entries are gathered in aligned memory, and an entry log that was
+not completed ends with zeros up to the next block (entry_log_scan.py). Map and pointer go through the page cache.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import numpy as np
@@ -18,6 +21,7 @@ import numpy as np
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
+from bookie_server.storage.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, LAST_LOG_ID, OFFSET_BITS
@@ -74,14 +78,23 @@ class EntryLogWriter:
     """Appends entries to the current entry log.
 
     If a write fails, the partial append is cut off, the directory is taken out of use, and the whole append goes to a
-    new entry log in another directory.
+    new entry log in another directory. Entries are written directly in the directories ``direct``.
     """
 
-    def __init__(self, directories: LedgerDirectories, ids: EntryLogIds, size_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        directories: LedgerDirectories,
+        ids: EntryLogIds,
+        size_limit_bytes: int,
+        direct: AbstractSet[str] = frozenset(),
+    ) -> None:
         self._directories = directories
         self._ids = ids
         self._size_limit_bytes = size_limit_bytes
+        self._direct = direct
+        self._memory = AlignedMemory() if direct else None
         self._fd = -1
+        self._file: AppendedFile | None = None
         self._position = 0
         self._unsynced = False
         self._path = ""
@@ -122,6 +135,8 @@ class EntryLogWriter:
         """Finish the current log, if any: write its map. Raises OSError, SyncFailedError."""
         if self._fd < 0:
             return
+        if isinstance(self._file, DirectFile):
+            self._use_page_cache()
         files.write_at(self._fd, [entry_log.ledgers_map(self._ledger_bytes)], self._position)
         files.sync_data(self._fd)  # the header must not point to a missing map
         pointer = entry_log.map_pointer(self._position, len(self._ledger_bytes))
@@ -133,7 +148,7 @@ class EntryLogWriter:
         """Close the current log as it is."""
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self.entry_log_id, self._ledger_bytes, self._unsynced = -1, -1, {}, False
+        self._fd, self._file, self.entry_log_id, self._ledger_bytes, self._unsynced = -1, None, -1, {}, False
 
     def end(self) -> None:
         """Finish a log whose directory is full. If its map cannot be written, the log has none and will be scanned."""
@@ -188,7 +203,7 @@ class EntryLogWriter:
         last = first + count
         starts = self._position + LENGTH_BYTES + ends[:count] - (sizes[first:last] + LENGTH_BYTES)
         locations[first:last] = (self.entry_log_id << OFFSET_BITS) | starts
-        self._write(half.spans(positions[first:last], sizes[first:last]))
+        self._write(half, positions[first:last], sizes[first:last])
         for ledger_id, begin, end in ledgers:
             a, b = max(begin, first), min(end, last)
             if a < b:
@@ -196,14 +211,23 @@ class EntryLogWriter:
                 self._ledger_bytes[ledger_id] = self._ledger_bytes.get(ledger_id, 0) + size
         return last
 
-    def _write(self, spans: Iterable[list[memoryview]]) -> None:
+    def _write(self, half: CacheHalf, positions: Int64s, sizes: Int64s) -> None:
+        assert self._file is not None
         synced_to = self._position
         self._unsynced = True
-        for some in spans:
-            self._position = files.write_at(self._fd, some, self._position)
-            if self._position - synced_to >= _SYNC_STEP_BYTES:
+        for _ in half.copy(positions, sizes, self._file):
+            if self._file.position - synced_to >= _SYNC_STEP_BYTES:
                 files.sync_data(self._fd)
-                synced_to = self._position
+                synced_to = self._file.position
+        self._file.finish()
+        self._position = self._file.position
+
+    def _use_page_cache(self) -> None:
+        """Cut off the zeros after the last entry, and write the rest of the log through the page cache."""
+        fd = files.open_file(self._path)
+        os.close(self._fd)
+        self._fd, self._file = fd, BufferedFile(fd, self._position)
+        files.truncate(fd, self._position)
 
     def _open(self) -> None:
         writable = self._directories.for_flushes()
@@ -215,9 +239,13 @@ class EntryLogWriter:
         entry_log_id = self._ids.allocate()
         self.unfinished.add(entry_log_id)  # before the file exists, so that it always counts as being written
         self._path = os.path.join(directory, entry_log.file_name(entry_log_id))
-        self._fd = files.create_file(self._path)
+        memory = self._memory if directory in self._direct else None
+        self._fd = files.create_file(self._path, direct=memory is not None)
+        self._file = BufferedFile(self._fd, 0) if memory is None else DirectFile(self._fd, memory)
         self.entry_log_id, self._ledger_bytes = entry_log_id, {}
-        self._position = files.write_at(self._fd, [entry_log.file_header()], 0)
+        self._file.put([entry_log.file_header()])
+        self._file.finish()
+        self._position = self._file.position
         files.sync_directory(directory)
 
     def _give_up(self, begun_log: int, begun_at: int, error: OSError) -> None:

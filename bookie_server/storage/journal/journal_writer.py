@@ -16,6 +16,7 @@ from typing import Final
 
 from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
+from bookie_server.storage.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
 from bookie_server.storage.files import Buffer
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.log_mark import LogMark
@@ -28,7 +29,8 @@ class JournalWriter:
     """Appends groups to journals in ``directory``; the first new file gets the id ``next_id``.
 
     ``max_file_bytes``: the write that exceeds this is the file's last. ``preallocate_bytes``: space is allocated in
-    steps of this size, if possible. ``sync_data``: the caller syncs each group before it writes the next.
+    steps of this size, if possible. ``sync_data``: the caller syncs each group before it writes the next. ``direct``:
+    groups do not go through the page cache (appended_file.py).
 
     After SyncFailedError or StorageError only :meth:`close` may be called. After any other OSError the writer can still
     be used.
@@ -43,6 +45,7 @@ class JournalWriter:
         preallocate_bytes: int,
         remove_from_page_cache: bool = True,
         sync_data: bool = True,
+        direct: bool = False,
     ) -> None:
         self.directory = directory
         self._next_id = next_id
@@ -51,6 +54,8 @@ class JournalWriter:
         self._remove_from_page_cache = remove_from_page_cache
         self._sync_data = sync_data
         self._nonce = b""
+        self._memory = AlignedMemory() if direct else None
+        self._file: AppendedFile | None = None
         self._fd = -1
         self._journal_id = 0
         self._position = 0
@@ -66,10 +71,12 @@ class JournalWriter:
         journal_id, self._next_id = self._next_id, self._next_id + 1
         path = os.path.join(self.directory, journal.file_name(journal_id))
         nonce = journal.new_nonce()
-        fd = files.create_file(path)
+        fd = files.create_file(path, direct=self._memory is not None)
+        file = BufferedFile(fd, 0) if self._memory is None else DirectFile(fd, self._memory)
         try:
             allocated = self._allocate(fd, 0, journal.HEADER_BYTES)
-            files.write_at(fd, [journal.file_header(nonce, sync_data=self._sync_data)], 0)
+            file.put([journal.file_header(nonce, sync_data=self._sync_data)])
+            file.finish()
             files.sync_file(fd)
             files.sync_directory(self.directory)
         except BaseException:
@@ -79,7 +86,8 @@ class JournalWriter:
             raise
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._journal_id, self._position, self._allocated = fd, journal_id, journal.HEADER_BYTES, allocated
+        self._fd, self._file, self._journal_id = fd, file, journal_id
+        self._position, self._allocated = journal.HEADER_BYTES, allocated
         self._dropped = 0
         self._nonce = nonce
         self.synced = LogMark(journal_id, self._position)
@@ -90,15 +98,17 @@ class JournalWriter:
 
         Raises OSError with the journal unchanged, SyncFailedError, StorageError if the journal could not be restored.
         """
-        self._have_file()
+        file = self._have_file()
         ending = journal.group_end(self._nonce, self._position, buffers, size_bytes)
         end = self._position + size_bytes + len(ending)
         if end > self._allocated:
             self._allocated = self._allocate(self._fd, self._allocated, end)
         try:
-            files.write_at(self._fd, [*buffers, ending], self._position)
+            file.put([*buffers, ending])
+            file.finish()
         except OSError as error:
             self._cut_back(error)
+            file.back_to(self._position)
             raise
         self._position = end
         self.unsynced = True
@@ -116,7 +126,7 @@ class JournalWriter:
             return
         files.sync_data(self._fd)
         self._note_synced()
-        if self._remove_from_page_cache and self._position - self._dropped >= _DROP_STEP_BYTES:
+        if self._memory is None and self._remove_from_page_cache and self._position - self._dropped >= _DROP_STEP_BYTES:
             os.posix_fadvise(self._fd, self._dropped, self._position - self._dropped, os.POSIX_FADV_DONTNEED)
             self._dropped = self._position
 
@@ -130,15 +140,17 @@ class JournalWriter:
                 self._complete()
         finally:
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self._file = -1, None
 
-    def _have_file(self) -> None:
-        """Make sure there is a file to append to, a new one after the size limit. The old file is completed first."""
-        if self._fd < 0:
+    def _have_file(self) -> AppendedFile:
+        """The file to append to, a new one after the size limit. The old file is completed first."""
+        if self._file is None:
             self.open()
         elif self._position > self._max_file_bytes:
             self._complete()
             self.open()
+        assert self._file is not None
+        return self._file
 
     def _complete(self) -> None:
         files.truncate(self._fd, self._position)

@@ -15,6 +15,7 @@ from typing import Final
 
 from bookie_server.config.config import BookieConfig
 from bookie_server.storage import files
+from bookie_server.storage.appended_file import choose_direct
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import (
     DoneCallback,
@@ -61,6 +62,8 @@ class Journals:
         self._on_failure = on_failure
         self._failed = False
         self._commits: list[GroupCommit] = []
+        # Without syncs, groups are answered from the page cache.
+        direct = choose_direct(directories, config.journal_direct_io and config.journal_sync_data, "journals")
         for number, (directory, end) in enumerate(zip(directories, ends, strict=True)):
             writer = JournalWriter(
                 directory,
@@ -69,6 +72,7 @@ class Journals:
                 preallocate_bytes=config.journal_preallocate_bytes,
                 remove_from_page_cache=config.journal_remove_from_page_cache,
                 sync_data=config.journal_sync_data,
+                direct=directory in direct,
             )
             commit = GroupCommit(
                 writer,

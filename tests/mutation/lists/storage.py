@@ -38,9 +38,30 @@ MUTATIONS: Final = (
     Mutation(
         "A group that could not be written is cut off.",
         "bookie_server/storage/journal/journal_writer.py",
-        "            self._cut_back(error)\n            raise",
-        "            raise",
+        "            self._cut_back(error)\n",
+        "",
         ("tests/unit/test_group_commit.py::test_a_failed_write_is_cut_off_and_later_ones_succeed",),
+    ),
+    Mutation(
+        "A direct write begins with what its first block held before.",
+        "bookie_server/storage/appended_file.py",
+        "            self._array[:rest] = self._array[whole : self._used]\n",
+        "            pass\n",
+        ("tests/unit/test_appended_file.py::test_a_journal_is_the_same_either_way",),
+    ),
+    Mutation(
+        "After a group that was cut off, its block holds again what was before it.",
+        "bookie_server/storage/appended_file.py",
+        "        self._view[: self._used] = self._last_block\n",
+        "",
+        ("tests/unit/test_appended_file.py::test_going_back",),
+    ),
+    Mutation(
+        "A direct write fills up its last block with zeros.",
+        "bookie_server/storage/appended_file.py",
+        "        self._array[used:end] = 0\n",
+        "",
+        ("tests/unit/test_appended_file.py::test_everything_is_there_in_order",),
     ),
     Mutation(
         "The name of a new journal is durable before it is used.",
