@@ -1,36 +1,83 @@
-"""Turns entries of a topic into Arrow's columns."""
+"""Turns the entries of a topic into Arrow's columns.
+
+The metadata of all entries of a call is read first, and all that may end the call is checked: so a call either raises
+and has changed nothing, or its batches follow. They are cut so that each has a bounded size once it is decompressed.
+Entries that are not compressed are read where they are. If some are, all entries of a batch are put into a new buffer,
+with their payloads restored, so that the rest does not care.
+"""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
+from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import MessageEncryptedError, MessageFormatError
-from bk_spark.protocol.pulsar.chunks import ChunksMissing
+from bk_spark.protocol.errors import InvalidArgumentError, MessageEncryptedError
+from bk_spark.protocol.pulsar.batches import SingleField, read_batches
+from bk_spark.protocol.pulsar.chunks import Chunk, ChunkAssembly, ChunkError, ChunksMissing
 from bk_spark.protocol.pulsar.columns import schema_of
-from bk_spark.protocol.pulsar.compression import CompressionError, decompress
-from bk_spark.protocol.pulsar.fields import FieldError, Fields
-from bk_spark.protocol.pulsar.message_ids import MessageIdData
+from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
+from bk_spark.protocol.pulsar.entry_frames import EntryFrames, MetadataField
+from bk_spark.protocol.pulsar.field_columns import PADDING_BYTES, FieldColumns, Words
+from bk_spark.protocol.pulsar.gathering import MAX_BUFFER_BYTES
+from bk_spark.protocol.pulsar.rows import METADATA_FIELDS, SINGLE_FIELDS, Entries, Rows
 from bk_spark.protocol.pulsar.topic_names import TopicName
-from bk_spark.protocol.pulsar.transactions import Position, TransactionId, TransactionMet
+from bk_spark.protocol.pulsar.transactions import ID_FIELDS, Position, TransactionId, TransactionMet, aborted_in
+
+#: A batch has about so many bytes of payload, and so many messages, unless one entry alone has more.
+BATCH_BYTES: Final = 8 * 1024 * 1024
+BATCH_ROWS: Final = 16_384
+#: One message, without compression. Arrow's offsets have 32 bits, and the metadata lies beside it.
+MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
+
+_CONTROL_FIELDS: Final = (
+    MetadataField.COMPRESSION,
+    MetadataField.UNCOMPRESSED_SIZE,
+    MetadataField.NUM_MESSAGES_IN_BATCH,
+    MetadataField.ENCRYPTION_KEYS,
+    MetadataField.MARKER_TYPE,
+    *ID_FIELDS,
+    MetadataField.NUM_CHUNKS,
+    MetadataField.CHUNK_ID,
+    MetadataField.TOTAL_CHUNK_MSG_SIZE,
+    MetadataField.UUID,
+)
+_BROKER_COLUMNS: Final = frozenset({"__brokerTime", "__index"})
 
 
 class EncryptedPayloads(Enum):
     """What becomes of encrypted messages."""
 
     FAIL = "fail"
+    """They are an error."""
     SKIP = "skip"
+    """They make no rows."""
     RAW = "raw"
+    """One row for each entry, with the cipher text as its value."""
 
 
 class MessageDecoder:
-    """Decodes the entries of one topic, in order."""
+    """Decodes the entries of one topic, in order.
+
+    Parameters
+    ----------
+    topic
+        The topic, or one partition.
+    columns
+        Names of ``COLUMNS`` to make. Others are not decoded.
+    max_message_bytes
+        The most bytes of a batch or of a chunked message, decompressed.
+    encrypted
+        What becomes of encrypted messages.
+    aborted
+        Transactions that were aborted: their messages make no rows. None if nothing is known of transactions.
+    """
 
     def __init__(
         self,
@@ -41,169 +88,275 @@ class MessageDecoder:
         encrypted: EncryptedPayloads = EncryptedPayloads.FAIL,
         aborted: frozenset[TransactionId] | None = None,
     ) -> None:
+        if not 0 < max_message_bytes <= MAX_MESSAGE_BYTES:
+            raise InvalidArgumentError(f"a message may have 1 to {MAX_MESSAGE_BYTES} bytes, not {max_message_bytes}")
         self.aborted = aborted
         self._topic = topic
         self._schema = schema_of(columns)
         self._max_message_bytes = max_message_bytes
         self._encrypted = encrypted
-        self._open: dict[bytes, list[tuple[Position, bytes]]] = {}
-        self._left_out: set[bytes] = set()
+        self._chunks = ChunkAssembly(max_message_bytes)
+        needed = [field for name in self._schema.names for field in METADATA_FIELDS.get(name, ())]
+        self._metadata_fields = (*_CONTROL_FIELDS, *needed)
+        single = [field for name in self._schema.names for field in SINGLE_FIELDS.get(name, ())]
+        self._single_fields = (SingleField.COMPACTED_OUT, *single)
+        self._repeats = frozenset(self._schema.names)
 
     def decode(
         self, ledger_id: int, first_entry_id: int, payloads: Payloads | Sequence[Buffer]
     ) -> Iterator[pa.RecordBatch]:
-        """Decode consecutive entries."""
-        parsed = [(ledger_id, first_entry_id + n, *self._parsed(bytes(p))) for n, p in enumerate(payloads)]
-        missing: set[bytes] = set()
-        known = {uuid: len(parts) for uuid, parts in self._open.items()}
-        for ledger, entry, _, meta, _ in parsed:
-            if 23 in meta and self.aborted is None:
-                raise TransactionMet(ledger, entry)
-            if meta.number(27) > 1:
-                uuid = meta.data(26) or b""
-                if meta.number(29) == 0:
-                    known[uuid] = 1
-                elif uuid not in known and uuid not in self._left_out:
-                    missing.add(uuid)
+        """Decode consecutive entries of a ledger.
+
+        Parameters
+        ----------
+        ledger_id, first_entry_id
+            Where the first entry is.
+        payloads
+            The entries.
+
+        Returns
+        -------
+        iterator
+            The messages, in batches with the columns that were asked for. Take all of them before the next call.
+
+        Raises
+        ------
+        MessageFormatError
+            If an entry is not what Pulsar writes. It may also come from the iterator.
+        MessageEncryptedError
+            If a message is encrypted and that is to fail.
+        TransactionMet
+            If a message belongs to a transaction and nothing is known of them. Nothing has changed.
+        ChunksMissing
+            If the beginning of a chunked message is unknown: see :meth:`recall`. Nothing has changed.
+        """
+        count = len(payloads)
+        return self.decode_at(np.full(count, ledger_id), np.arange(first_entry_id, first_entry_id + count), payloads)
+
+    def decode_at(
+        self, ledger_ids: Int64s, entry_ids: Int64s, payloads: Payloads | Sequence[Buffer]
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode entries that need not be consecutive, such as those of a compacted ledger. See :meth:`decode`."""
+        block = _Block(EntryFrames(payloads, ledger_ids, entry_ids), self._metadata_fields)
+        if self.aborted is None and block.in_transaction.any():
+            index = int(np.argmax(block.in_transaction))
+            raise TransactionMet(int(ledger_ids[index]), int(entry_ids[index]))
+        block.drop(aborted_in(block.metadata, block.in_transaction, self.aborted or frozenset()))
+        met = block.encrypted & ~block.dropped
+        if met.any() and self._encrypted is EncryptedPayloads.FAIL:
+            index = int(np.argmax(met))
+            raise MessageEncryptedError(
+                "the message is encrypted: set option encryptedMessages to skip or raw",
+                ledger_id=int(ledger_ids[index]),
+                entry_id=int(entry_ids[index]),
+            )
+        if self._encrypted is EncryptedPayloads.SKIP:
+            block.drop(np.flatnonzero(met))
+        missing = self._chunks.missing([block.chunk(index) for index in np.flatnonzero(block.chunked).tolist()])
         if missing:
-            raise ChunksMissing(frozenset(missing))
-        return self._batches(parsed)
+            raise ChunksMissing(missing)
+        return self._batches(block)
 
     def recall(self, ledger_id: int, first_entry_id: int, payloads: Payloads | Sequence[Buffer]) -> None:
-        """Take earlier entries, ascending: chunks only."""
-        for n, payload in enumerate(payloads):
-            _, meta, part = self._parsed(bytes(payload))
-            if meta.number(27) > 1 and (23 not in meta or 20 not in meta):
-                self._chunk(ledger_id, first_entry_id + n, meta, part)
+        """Take entries from before those to decode, ascending, for the sake of their chunks. They make no rows.
+
+        Parameters
+        ----------
+        ledger_id, first_entry_id
+            Where the first entry is.
+        payloads
+            The entries.
+
+        Raises
+        ------
+        MessageFormatError
+            If an entry is not what Pulsar writes.
+        """
+        count = len(payloads)
+        entry_ids = np.arange(first_entry_id, first_entry_id + count)
+        block = _Block(EntryFrames(payloads, np.full(count, ledger_id), entry_ids), _CONTROL_FIELDS)
+        block.drop(aborted_in(block.metadata, block.in_transaction, self.aborted or frozenset()))
+        for index in np.flatnonzero(block.chunked).tolist():
+            self._add_chunk(block, index)
 
     def leave_out(self, uuids: frozenset[bytes]) -> None:
-        """Chunks of these messages make no rows."""
-        self._left_out |= uuids
+        """Let chunks of these messages make no rows: their beginning is nowhere.
 
-    def _parsed(self, raw: bytes) -> tuple[Fields | None, Fields, bytes]:
-        try:
-            broker = None
-            at = 0
-            if raw[:2] == b"\x0e\x02":
-                size = int.from_bytes(raw[2:6], "big")
-                broker = Fields(raw[6 : 6 + size])
-                at = 6 + size
-            if raw[at : at + 2] == b"\x0e\x01":
-                at += 6
-            size = int.from_bytes(raw[at : at + 4], "big")
-            return broker, Fields(raw[at + 4 : at + 4 + size]), raw[at + 4 + size :]
-        except FieldError as error:
-            raise MessageFormatError(f"no message of Pulsar: {error}") from error
+        Parameters
+        ----------
+        uuids
+            Those of :class:`ChunksMissing`.
+        """
+        self._chunks.leave_out(uuids)
 
-    def _chunk(self, ledger: int, entry: int, meta: Fields, part: bytes) -> tuple[Position, bytes] | None:
-        uuid = meta.data(26) or b""
-        if meta.number(29) == 0:
-            self._open[uuid] = []
-        parts = self._open.get(uuid)
-        if parts is None or meta.number(29) < len(parts):
-            return None
-        if meta.number(29) > len(parts):
-            del self._open[uuid]
-            self._left_out.add(uuid)
-            return None
-        parts.append((Position(ledger, entry), part))
-        if meta.number(29) < meta.number(27) - 1:
-            return None
-        del self._open[uuid]
-        return parts[0][0], b"".join(p for _, p in parts)
+    def _batches(self, block: _Block) -> Iterator[pa.RecordBatch]:
+        broker = None
+        if _BROKER_COLUMNS & self._repeats and block.frames.has_broker_metadata.any():
+            broker = block.frames.broker_metadata()
+        for first, last in _cuts(block.sizes(), BATCH_BYTES, block.rows(), BATCH_ROWS):
+            entries = self._restored(block, first, last, broker)
+            rows = self._rows(entries)
+            for begin, end in _cuts(rows.repeated_bytes(self._repeats), BATCH_BYTES):
+                yield rows.part(begin, end).record_batch(self._schema)
 
-    def _batches(self, parsed: list[tuple[int, int, Fields | None, Fields, bytes]]) -> Iterator[pa.RecordBatch]:
-        rows = [row for one in parsed for row in self._rows(*one)]
-        if rows:
-            table = pa.Table.from_pylist(rows, self._schema)
-            yield from table.combine_chunks().to_batches()
+    def _rows(self, entries: Entries) -> Rows:
+        batches = np.flatnonzero(entries.is_batch)
+        messages = read_batches(
+            entries.words,
+            entries.payload_begins[batches],
+            entries.payload_ends[batches],
+            entries.counts[batches],
+            self._single_fields,
+            lambda index, problem: entries.error(int(entries.chosen[batches[index]]), problem),
+        )
+        return Rows(self._topic, entries, messages)
 
-    def _rows(
-        self, ledger: int, entry: int, broker: Fields | None, meta: Fields, part: bytes
-    ) -> Iterator[dict[str, Any]]:
-        if 20 in meta:
-            return
-        if 23 in meta and TransactionId(meta.number(23), meta.number(22)) in (self.aborted or ()):
-            return
-        first = None
-        encrypted = 13 in meta
-        if encrypted and self._encrypted is EncryptedPayloads.FAIL:
-            raise MessageEncryptedError("the message is encrypted", ledger_id=ledger, entry_id=entry)
-        if encrypted and self._encrypted is EncryptedPayloads.SKIP:
-            return
-        if meta.number(27) > 1 and not encrypted:
-            whole = self._chunk(ledger, entry, meta, part)
+    def _restored(self, block: _Block, first: int, last: int, broker: FieldColumns | None) -> Entries:
+        """Return the entries from ``first`` to ``last`` that make rows, with their payloads restored."""
+        frames = block.frames
+        chosen = first + np.flatnonzero(~block.dropped[first:last])
+        packed = (block.chunked | block.compressed)[chosen]
+        words, moved = frames.words, np.zeros(len(chosen), np.int64)
+        begins, ends = frames.payload_begins[chosen], frames.ends[chosen]
+        first_chunks: dict[int, Position] = {}
+        if packed.any():
+            parts: list[Buffer] = []
+            kept: list[int] = []
+            places: list[tuple[int, int, int]] = []
+            at, data = 0, memoryview(frames.data)
+            for index, is_packed in zip(chosen.tolist(), packed.tolist(), strict=True):
+                begin, payload, end = (
+                    int(frames.begins[index]),
+                    int(frames.payload_begins[index]),
+                    int(frames.ends[index]),
+                )
+                restored: Buffer = data[payload:end]
+                if is_packed:
+                    whole = self._payload(block, index, data[payload:end])
+                    if whole is None:
+                        continue
+                    if whole[0] is not None:
+                        first_chunks[len(kept)] = whole[0]
+                    restored = whole[1]
+                kept.append(index)
+                parts += (data[begin:payload], restored)
+                places.append((at - begin, at + payload - begin, at + payload - begin + len(restored)))
+                at = places[-1][2]
+            if at > MAX_BUFFER_BYTES - PADDING_BYTES:
+                raise frames.error(int(chosen[0]), f"{at} bytes in all, once they are decompressed")
+            chosen = np.array(kept, np.int64)
+            moved, begins, ends = np.array(places, np.int64).reshape(-1, 3).T
+            words = Words(b"".join((*parts, bytes(PADDING_BYTES))))
+        return Entries(
+            words=words,
+            ledger_ids=frames.ledger_ids[chosen],
+            entry_ids=frames.entry_ids[chosen],
+            metadata=block.metadata,
+            chosen=chosen,
+            moved=moved,
+            payload_begins=begins,
+            payload_ends=ends,
+            counts=block.counts[chosen],
+            is_batch=block.is_batch[chosen],
+            broker=broker,
+            first_chunks=first_chunks,
+            error=frames.error,
+        )
+
+    def _payload(self, block: _Block, index: int, stored: memoryview) -> tuple[Position | None, Buffer] | None:
+        """Return where a message begins if it was chunked, and its payload; None for a chunk that is not the last."""
+        first: Position | None = None
+        payload: Buffer = stored
+        if block.chunked[index]:
+            whole = self._add_chunk(block, index)
             if whole is None:
-                return
-            first, part = whole
-        data = part
-        if not encrypted:
-            try:
-                data = bytes(decompress(meta.number(8), part, meta.number(9), self._max_message_bytes))
-            except CompressionError as error:
-                raise MessageFormatError(str(error), ledger_id=ledger, entry_id=entry) from error
-        if 11 not in meta or encrypted:
-            yield self._row(ledger, entry, broker, meta, meta, data, -1, 0, first)
-            return
-        at, count = 0, meta.number(11)
-        for index in range(count):
-            try:
-                size = int.from_bytes(data[at : at + 4], "big")
-                one = Fields(data[at + 4 : at + 4 + size])
-                if 3 not in one:
-                    raise FieldError("a message of a batch has no size")
-            except FieldError as error:
-                raise MessageFormatError(f"corrupt batch: {error}", ledger_id=ledger, entry_id=entry) from error
-            at += 4 + size
-            value = data[at : at + one.number(3)]
-            at += one.number(3)
-            if not one.number(4):
-                yield self._row(ledger, entry, broker, meta, one, value, index, count, first)
-        if at != len(data):
-            raise MessageFormatError("corrupt batch: lengths do not add up", ledger_id=ledger, entry_id=entry)
+                return None
+            first, payload = whole
+        try:
+            size = int(block.metadata.number(MetadataField.UNCOMPRESSED_SIZE)[index])
+            codec = int(block.metadata.number(MetadataField.COMPRESSION)[index])
+            return first, decompress(codec, payload, size, self._max_message_bytes)
+        except CompressionError as problem:
+            raise block.frames.error(index, f"a payload that cannot be decompressed: {problem}") from problem
 
-    def _row(
-        self,
-        ledger: int,
-        entry: int,
-        broker: Fields | None,
-        meta: Fields,
-        one: Fields,
-        value: bytes,
-        index: int,
-        count: int,
-        first: Position | None,
-    ) -> dict[str, Any]:
-        batch = one is not meta
-        key_of, properties_of, null_of = (2, 1, 9) if batch else (6, 4, 25)
-        key = one.data(key_of)
-        if key is not None and one.number(6 if batch else 17):
-            key = base64.b64decode(key)
-        if one.number(10 if batch else 30):
-            key = None
-        null = one.number(null_of) if null_of in one else meta.number(25)
-        event = one.number(5) if batch and 5 in one else meta.number(12)
-        sequence = one.signed(8) if batch and 8 in one else meta.signed(2)
-        version = meta.data(16)
-        number = self._topic.partition_index
-        ids = MessageIdData(ledger, entry, -1 if number is None else number, index, count, first)
-        broker_time = None if broker is None or 1 not in broker else broker.number(1) * 1000
-        last = None if broker is None or 2 not in broker else broker.signed(2)
-        return {
-            "value": None if null else value,
-            "__key": key,
-            "__topic": self._topic.full,
-            "__messageId": ids.to_bytes(),
-            "__publishTime": meta.number(3) * 1000,
-            "__eventTime": event * 1000 or None,
-            "__messageProperties": list(one.texts(properties_of).items()),
-            "__ledgerId": ledger,
-            "__entryId": entry,
-            "__batchIndex": index if index >= 0 else None,
-            "__partition": number,
-            "__sequenceId": sequence,
-            "__producerName": meta.text(1),
-            "__schemaVersion": None if not version or len(version) < 8 else int.from_bytes(version[:8], "big"),
-            "__brokerTime": broker_time,
-            "__index": None if last is None else last - (max(count, 1) - 1 - max(index, 0)),
-        }
+    def _add_chunk(self, block: _Block, index: int) -> tuple[Position, bytes] | None:
+        frames = block.frames
+        try:
+            return self._chunks.add(
+                block.chunk(index), bytes(frames.data[int(frames.payload_begins[index]) : int(frames.ends[index])])
+            )
+        except ChunkError as problem:
+            raise frames.error(index, str(problem)) from problem
+
+
+class _Block:
+    """The entries of one call, and what their metadata says of how to read them."""
+
+    def __init__(self, frames: EntryFrames, fields: Sequence[MetadataField]) -> None:
+        self.frames = frames
+        metadata = self.metadata = frames.metadata(fields)
+        self.encrypted: Bools = np.zeros(len(frames), np.bool_)
+        self.encrypted[metadata.repeated(MetadataField.ENCRYPTION_KEYS).owners] = True
+        #: Markers are the broker's own, no messages.
+        self.dropped: Bools = metadata.present(MetadataField.MARKER_TYPE).copy()
+        self.in_transaction: Bools = metadata.present(MetadataField.TXNID_MOST_BITS) & ~self.dropped
+        self.counts: Int64s = metadata.signed(MetadataField.NUM_MESSAGES_IN_BATCH)
+        self.is_batch: Bools = metadata.present(MetadataField.NUM_MESSAGES_IN_BATCH) & ~self.encrypted
+        self.compressed: Bools = (metadata.number(MetadataField.COMPRESSION) != Compression.NONE) & ~self.encrypted
+
+    @property
+    def chunked(self) -> Bools:
+        """Which entries are chunks of a larger message. Chunks are encrypted one by one."""
+        return (self.metadata.signed(MetadataField.NUM_CHUNKS) > 1) & ~self.encrypted & ~self.dropped
+
+    def drop(self, indexes: Int64s) -> None:
+        """Let these entries make no rows."""
+        self.dropped[indexes] = True
+
+    def chunk(self, index: int) -> Chunk:
+        """Return what a chunk's metadata says."""
+        uuid = self.metadata.span(MetadataField.UUID)
+        begin = int(uuid.begins[index])
+        return Chunk(
+            Position(int(self.frames.ledger_ids[index]), int(self.frames.entry_ids[index])),
+            bytes(self.frames.data[begin : begin + int(uuid.sizes[index])]),
+            int(self.metadata.signed(MetadataField.CHUNK_ID)[index]),
+            int(self.metadata.signed(MetadataField.NUM_CHUNKS)[index]),
+            int(self.metadata.signed(MetadataField.TOTAL_CHUNK_MSG_SIZE)[index]),
+        )
+
+    def sizes(self) -> Int64s:
+        """How many bytes the payload of each entry has once it is restored, as far as its writer says."""
+        claimed = self.metadata.signed(MetadataField.UNCOMPRESSED_SIZE)
+        stored = self.frames.ends - self.frames.begins
+        restored = np.where(self.compressed, np.clip(claimed, 0, MAX_MESSAGE_BYTES), stored)
+        chunks = self.chunked
+        if chunks.any():
+            # Only the last chunk makes a row, but which one that is depends on what came before.
+            total = np.clip(self.metadata.signed(MetadataField.TOTAL_CHUNK_MSG_SIZE), 0, MAX_MESSAGE_BYTES)
+            restored[chunks] = np.maximum(restored, total)[chunks]
+        return restored
+
+    def rows(self) -> Int64s:
+        """How many rows each entry makes, as far as its writer says."""
+        return np.where(self.is_batch, np.clip(self.counts, 0, MAX_BUFFER_BYTES), 1)
+
+
+def _cuts(
+    sizes: Int64s, most: int, other_sizes: Int64s | None = None, other_most: int = 0
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges whose sizes do not exceed ``most`` together, nor the other sizes ``other_most``.
+
+    A range has at least one element.
+    """
+    sums = np.cumsum(sizes)
+    other_sums = None if other_sizes is None else np.cumsum(other_sizes)
+    first, count = 0, len(sizes)
+    while first < count:
+        last = int(np.searchsorted(sums, most + (sums[first - 1] if first else 0), side="right"))
+        if other_sums is not None:
+            before = other_sums[first - 1] if first else 0
+            last = min(last, int(np.searchsorted(other_sums, other_most + before, side="right")))
+        last = max(last, first + 1)
+        yield first, last
+        first = last

@@ -32,24 +32,27 @@ class Fields:
     """
 
     def __init__(self, data: bytes) -> None:
-        self._values: dict[int, list[int | bytes]] = {}
+        self._values: dict[int, list[int | bytes | None]] = {}
         at, end = 0, len(data)
         while at < end:
-            tag, at = _varint(data, at)
+            tag, at = varint_at(data, at, end)
             kind = tag & 7
-            value: int | bytes
+            value: int | bytes | None
+            if not tag >> 3:
+                raise FieldError(f"field 0 at byte {at}")
             if kind == 0:
-                value, at = _varint(data, at)
+                value, at = varint_at(data, at, end)
             else:
                 if kind == 2:
-                    size, at = _varint(data, at)
+                    size, at = varint_at(data, at, end)
                 elif kind in (1, 5):
                     size = 8 if kind == 1 else 4
                 else:
                     raise FieldError(f"wire type {kind} at byte {at}")
                 if size > end - at:
                     raise FieldError(f"a field of {size} bytes at byte {at}, where {end - at} are left")
-                value, at = data[at : at + size], at + size
+                # Pulsar has no fields of four or eight bytes. They are skipped, and nothing that is read here.
+                value, at = data[at : at + size] if kind == 2 else None, at + size
             self._values.setdefault(tag >> 3, []).append(value)
 
     def __contains__(self, number: int) -> bool:
@@ -57,10 +60,12 @@ class Fields:
 
     def number(self, number: int, default: int = 0) -> int:
         """Return an unsigned number, the last one if there are several."""
-        value = self._last(number)
-        if isinstance(value, bytes):
-            raise FieldError(f"field {number} is no number")
-        return default if value is None else value
+        found = default
+        for value in self._values.get(number, ()):
+            if not isinstance(value, int):
+                raise FieldError(f"field {number} is no number")
+            found = value
+        return found
 
     def signed(self, number: int, default: int = 0) -> int:
         """Return a number of 64 bits with its sign."""
@@ -69,10 +74,8 @@ class Fields:
 
     def data(self, number: int) -> bytes | None:
         """Return bytes, the last ones if there are several, or None if the field is absent."""
-        value = self._last(number)
-        if isinstance(value, int):
-            raise FieldError(f"field {number} is a number")
-        return value
+        values = self._all(number)
+        return values[-1] if values else None
 
     def text(self, number: int) -> str:
         """Return text, empty if the field is absent. What is no UTF-8 is replaced, as Java does."""
@@ -85,26 +88,24 @@ class Fields:
 
     def messages(self, number: int) -> list[Fields]:
         """Return all messages of a repeated field."""
-        found = []
-        for value in self._values.get(number, ()):
-            if isinstance(value, int):
-                raise FieldError(f"field {number} is a number")
-            found.append(Fields(value))
-        return found
+        return [Fields(value) for value in self._all(number)]
 
     def texts(self, number: int) -> dict[str, str]:
         """Return a repeated field of messages, 1: key, 2: value, as a dictionary. The last of equal keys counts."""
         return {pair.text(1): pair.text(2) for pair in self.messages(number)}
 
-    def _last(self, number: int) -> int | bytes | None:
-        values = self._values.get(number)
-        return values[-1] if values else None
+    def _all(self, number: int) -> list[bytes]:
+        values = self._values.get(number, ())
+        found = [value for value in values if isinstance(value, bytes)]
+        if len(found) < len(values):
+            raise FieldError(f"field {number} is not bytes")
+        return found
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at ``at``, of 64 bits, and where it ends."""
+def varint_at(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """Return the number at ``at``, of 64 bits, and where it ends. Raises FieldError if that is beyond ``end``."""
     value = 0
-    for place, byte in enumerate(data[at : at + MAX_VARINT_BYTES]):
+    for place, byte in enumerate(data[at : min(at + MAX_VARINT_BYTES, end)]):
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value & _MASK_64, at + place + 1

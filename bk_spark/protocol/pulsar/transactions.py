@@ -6,12 +6,22 @@ what became of them. Nothing at or after the first message of an undecided trans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
+import numpy as np
+
+from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.pulsar.fields import Fields
+from bk_spark.protocol.pulsar.entry_frames import EntryFrames, MetadataField
+from bk_spark.protocol.pulsar.field_columns import FieldColumns
+
+_COMMITTED: Final = 21
+_ABORTED: Final = 22
+#: Fields that say which transaction an entry belongs to.
+ID_FIELDS: Final = (MetadataField.TXNID_MOST_BITS, MetadataField.TXNID_LEAST_BITS)
+_SCANNED: Final = (*ID_FIELDS, MetadataField.MARKER_TYPE)
 
 
 class TransactionId(NamedTuple):
@@ -47,10 +57,8 @@ class TransactionScan:
     """What became of the transactions of a topic. Grows with the entries that it is given, in order."""
 
     def __init__(self) -> None:
-        self._first: dict[TransactionId, Position] = {}
-        self._last: dict[TransactionId, Position] = {}
-        self._committed: set[TransactionId] = set()
-        self._aborted: set[TransactionId] = set()
+        self._undecided: dict[TransactionId, tuple[Position, Position]] = {}
+        self._aborted: dict[TransactionId, tuple[Position, Position]] = {}
 
     def add(self, ledger_id: int, first_entry_id: int, payloads: Payloads | Sequence[Buffer]) -> None:
         """Take consecutive entries of a ledger. Only their metadata is read.
@@ -67,28 +75,51 @@ class TransactionScan:
         MessageFormatError
             If an entry is no message of Pulsar.
         """
-        for entry_id, payload in enumerate(payloads, first_entry_id):
-            raw = bytes(payload)
-            at = 6 + int.from_bytes(raw[2:6], "big") if raw[:2] == b"\x0e\x02" else 0
-            at += 6 if raw[at : at + 2] == b"\x0e\x01" else 0
-            size = int.from_bytes(raw[at : at + 4], "big")
-            meta = Fields(raw[at + 4 : at + 4 + size])
-            if 23 not in meta:
-                continue
-            one = TransactionId(meta.number(23), meta.number(22))
-            if meta.number(20) in (21, 22):
-                (self._committed if meta.number(20) == 21 else self._aborted).add(one)
-            elif 20 not in meta:
-                self._first.setdefault(one, Position(ledger_id, entry_id))
-                self._last[one] = Position(ledger_id, entry_id)
+        entry_ids = np.arange(first_entry_id, first_entry_id + len(payloads))
+        frames = EntryFrames(payloads, np.full(len(entry_ids), ledger_id), entry_ids)
+        metadata = frames.metadata(_SCANNED)
+        markers = metadata.present(MetadataField.MARKER_TYPE)
+        kinds = metadata.signed(MetadataField.MARKER_TYPE)
+        for index, one in _ids(metadata, metadata.present(MetadataField.TXNID_MOST_BITS)):
+            position = Position(ledger_id, first_entry_id + index)
+            if not markers[index]:
+                # As the broker does: what comes after a marker is undecided again, unless it was aborted.
+                known = self._aborted if one in self._aborted else self._undecided
+                first, _ = known.get(one, (position, position))
+                known[one] = first, position
+            elif kinds[index] in (_COMMITTED, _ABORTED):
+                messages = self._undecided.pop(one, None)
+                if messages is not None and kinds[index] == _ABORTED:
+                    self._aborted[one] = messages
 
     @property
     def first_undecided(self) -> Position | None:
         """The first message of an undecided transaction, or None. Nothing at or after it may be shown."""
-        decided = self._committed | self._aborted
-        return min((at for one, at in self._first.items() if one not in decided), default=None)
+        return min((first for first, _ in self._undecided.values()), default=None)
 
     @property
     def aborted(self) -> dict[TransactionId, tuple[Position, Position]]:
-        """First and last message of each aborted transaction."""
-        return {one: (self._first[one], self._last[one]) for one in self._aborted if one in self._first}
+        """The first and the last message of each aborted transaction."""
+        return dict(self._aborted)
+
+
+def _ids(metadata: FieldColumns, chosen: Bools) -> Iterator[tuple[int, TransactionId]]:
+    """Yield index and transaction of the chosen entries."""
+    most, least = (metadata.number(field) for field in ID_FIELDS)
+    for index in np.flatnonzero(chosen).tolist():
+        yield index, TransactionId(int(most[index]), int(least[index]))
+
+
+def aborted_in(metadata: FieldColumns, chosen: Bools, aborted: frozenset[TransactionId]) -> Int64s:
+    """Return the indexes of the chosen entries whose transactions were aborted.
+
+    Parameters
+    ----------
+    metadata
+        The metadata of entries, with :data:`ID_FIELDS`.
+    chosen
+        Which entries belong to a transaction.
+    aborted
+        The transactions that were aborted.
+    """
+    return np.array([index for index, one in _ids(metadata, chosen) if one in aborted], np.int64)

@@ -1,0 +1,339 @@
+"""Fields of many protobuf messages at once, as columns. Source: protobuf's encoding.
+
+All messages lie in one buffer. A step reads one field of each message that has more: eight bytes from where the message
+is, hence the tag and the number or length behind it, for all messages in a few operations of numpy. So the steps are as
+many as the fields of the largest message, and there is no object per message. The few messages with far more fields
+than the others are finished one by one.
+
+A malformed message is marked, never an error here: the caller knows whose it is. Unknown fields are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bk_spark.protocol.arrays import Bools, Int64s
+from bk_spark.protocol.pulsar.fields import MAX_VARINT_BYTES, FieldError, varint_at
+
+UInt64s = npt.NDArray[np.uint64]
+
+#: Bytes behind the end of the last message that a step may read.
+PADDING_BYTES: Final = 32
+#: From this step on, so few messages are finished one by one: a step costs as much as about as many of them.
+_LONG_STEPS: Final = 16
+_FEW_MESSAGES: Final = 64
+
+_TOPS: Final = np.uint64(0x8080808080808080)
+_SEVENS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
+#: Messages read together. Columns of so few stay in the processor's cache, and their memory is used again.
+_BLOCK: Final = 4096
+_ZERO: Final = np.uint64(0)
+_ONE: Final = np.uint64(1)
+_THREE: Final = np.uint64(3)
+_KIND: Final = np.uint64(7)
+_EIGHT: Final = np.uint64(8)
+_FIFTY_SIX: Final = np.uint64(56)
+_SEVEN: Final = np.uint64(0x7F)
+_BYTE: Final = np.uint64(0xFF)
+#: By wire type: 0 numbers, 1 eight bytes, 2 bytes with their length, 5 four bytes. Groups, 3 and 4, are not Pulsar's.
+_KNOWN_KINDS: Final = np.array([True, True, True, False, False, True, False, False])
+_FIXED_SIZES: Final = np.array([0, 8, 0, 0, 0, 4, 0, 0])
+
+
+class Words:
+    """A buffer of which eight bytes can be read anywhere, for many places at once.
+
+    Parameters
+    ----------
+    data
+        The bytes, of which the last :data:`PADDING_BYTES` belong to nothing.
+    """
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        if len(data) < PADDING_BYTES:
+            raise ValueError(f"a buffer of {len(data)} bytes has no padding")
+        self.data = data
+        self._words: UInt64s = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, strides=(1,))
+
+    def at(self, places: Int64s) -> UInt64s:
+        """Return the eight bytes at each place, the first one lowest."""
+        return self._words[places]
+
+    def big_endian_32(self, places: Int64s) -> Int64s:
+        """Return the unsigned number of four bytes at each place."""
+        return (self._words[places].byteswap() >> np.uint64(32)).view(np.int64)
+
+    def big_endian_64(self, places: Int64s) -> Int64s:
+        """Return the signed number of eight bytes at each place."""
+        return self._words[places].byteswap().view(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Bytes in a buffer: where they begin, and how many."""
+
+    begins: Int64s
+    sizes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Values of a repeated field of bytes, those of one message after those of the one before.
+
+    Parameters
+    ----------
+    owners
+        The index of each value's message, ascending.
+    values
+        Where the values are.
+    """
+
+    owners: Int64s
+    values: Spans
+
+
+class FieldColumns:
+    """Chosen fields of many messages. The last value counts if a message repeats a field.
+
+    Parameters
+    ----------
+    words
+        The buffer.
+    begins, ends
+        Where the messages are: within the buffer and before its padding.
+    numbers, spans, repeated
+        Fields to keep: numbers, bytes, repeated bytes.
+    """
+
+    def __init__(
+        self,
+        words: Words,
+        begins: Int64s,
+        ends: Int64s,
+        *,
+        numbers: Sequence[int] = (),
+        spans: Sequence[int] = (),
+        repeated: Sequence[int] = (),
+    ) -> None:
+        count = len(begins)
+        self.malformed: Bools = np.zeros(count, np.bool_)
+        self._numbers = {field: np.zeros(count, np.uint64) for field in numbers}
+        self._begins = {field: np.zeros(count, np.int64) for field in spans}
+        self._sizes = {field: np.zeros(count, np.int64) for field in spans}
+        self._present = {field: np.zeros(count, np.bool_) for field in (*numbers, *spans)}
+        self._repeated: dict[int, list[tuple[Int64s, Int64s, Int64s]]] = {field: [] for field in repeated}
+        self._kinds = dict.fromkeys(numbers, 0) | dict.fromkeys((*spans, *repeated), 2)
+        self._read(words, begins, ends)
+
+    def number(self, field: int) -> UInt64s:
+        """The unsigned numbers of a field, 0 where it is absent."""
+        return self._numbers[field]
+
+    def signed(self, field: int) -> Int64s:
+        """The numbers of a field with their sign, 0 where it is absent."""
+        return self._numbers[field].view(np.int64)
+
+    def present(self, field: int) -> Bools:
+        """Which messages have the field."""
+        return self._present[field]
+
+    def span(self, field: int) -> Spans:
+        """Where the bytes of a field are; of size 0 where it is absent."""
+        return Spans(self._begins[field], self._sizes[field])
+
+    def repeated(self, field: int) -> Repeated:
+        """All values of a repeated field."""
+        parts = self._repeated[field]
+        if not parts:
+            none = np.zeros(0, np.int64)
+            return Repeated(none, Spans(none, none))
+        if len(parts) > 1:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            order = np.argsort(columns[0], kind="stable")
+            owners, begins, sizes = (column[order] for column in columns)
+            parts[:] = [(owners, begins, sizes)]
+        owners, begins, sizes = parts[0]
+        return Repeated(owners, Spans(begins, sizes))
+
+    def _read(self, words: Words, begins: Int64s, ends: Int64s) -> None:
+        for first in range(0, len(begins), _BLOCK):
+            which = first + np.flatnonzero(begins[first : first + _BLOCK] < ends[first : first + _BLOCK])
+            self._read_block(words, which, begins[which], ends[which])
+
+    def _read_block(self, words: Words, which: Int64s, at: Int64s, end: Int64s) -> None:
+        step = 0
+        while len(which):
+            if step >= _LONG_STEPS and len(which) < _FEW_MESSAGES:
+                for index, start, stop in zip(which.tolist(), at.tolist(), end.tolist(), strict=True):
+                    self._read_one(words.data, index, start, stop)
+                return
+            at, sound = self._step(words, which, at, end)
+            if not sound.all():
+                self.malformed[which[~sound]] = True
+            more = sound & (at < end)
+            if not more.all():
+                which, at, end = which[more], at[more], end[more]
+            step += 1
+
+    def _step(self, words: Words, which: Int64s, at: Int64s, end: Int64s) -> tuple[Int64s, Bools]:
+        """Read one field of each message. Return where the next one begins, and which messages are sound so far."""
+        word = words.at(at)
+        one = int(word[0])
+        size = 1 if not one & 0x80 else 2
+        mask = (1 << 8 * size) - 1
+        tag = one & 0x7F | (one & 0x7F00) >> 1 if size == 2 else one & 0x7F
+        if (
+            tag & 7 in (0, 2)
+            and tag >= 8
+            and not one & 0x8000 & mask
+            and not ((word ^ word[0]) & np.uint64(mask)).any()
+        ):
+            # What one writer sends: all have the same field, a number or bytes.
+            value, body_at, sound = _varints(words, at + size, word >> np.uint64(8 * size), 8 - size, end)
+            if tag & 7 == 0:
+                self._keep(tag >> 3, 0, which, value, body_at, sound)
+                return body_at, sound
+            after = _end_of(body_at, value, end, sound)
+            self._keep(tag >> 3, 2, which, value, body_at, sound)
+            return after, sound
+        tags, value_at, sound = _varints(words, at, word, 8, end)
+        kinds, fields = (tags & _KIND).astype(np.int64), tags >> _THREE
+        sound &= _KNOWN_KINDS[kinds] & (fields > 0)
+        value, body_at, ended = _varints(words, value_at, words.at(value_at), 8, end)
+        fixed = _FIXED_SIZES[kinds] > 0
+        if fixed.any():
+            value[fixed], body_at[fixed], ended[fixed] = _FIXED_SIZES[kinds[fixed]], value_at[fixed], True
+        sound &= ended
+        after = np.where(kinds == 0, body_at, _end_of(body_at, np.where(kinds == 0, _ZERO, value), end, sound))
+        for field in self._kinds:
+            chosen = np.flatnonzero(fields == field)
+            if len(chosen):
+                right = kinds[chosen] == self._kinds[field]
+                sound[chosen[~right]] = False
+                chosen = chosen[right]
+                self._keep(field, self._kinds[field], which[chosen], value[chosen], body_at[chosen], sound[chosen])
+        return after, sound
+
+    def _keep(self, field: int, kind: int, which: Int64s, value: UInt64s, body_at: Int64s, sound: Bools) -> None:
+        """Keep the values of one field. Marks messages in ``sound`` whose field is of another kind."""
+        kept = self._kinds.get(field)
+        if kept is None:
+            return
+        if kept != kind:
+            sound[:] = False
+            return
+        if not sound.all():
+            which, value, body_at = which[sound], value[sound], body_at[sound]
+        if field in self._repeated:
+            self._repeated[field].append((which, body_at, value.view(np.int64)))
+            return
+        whole = len(which) == len(self.malformed)
+        target: slice | Int64s = slice(None) if whole else which
+        self._present[field][target] = True
+        if kind == 0:
+            self._numbers[field][target] = value
+        else:
+            self._begins[field][target] = body_at
+            self._sizes[field][target] = value.view(np.int64)
+
+    def _read_one(self, data: bytes | memoryview, index: int, at: int, end: int) -> None:
+        """Read the rest of one message, field by field."""
+        try:
+            while at < end:
+                tag, at = varint_at(data, at, end)
+                kind, field = tag & 7, tag >> 3
+                value = int(_FIXED_SIZES[kind])
+                if not value:
+                    value, at = varint_at(data, at, end)
+                if not _KNOWN_KINDS[kind] or not field or (kind and value > end - at):
+                    raise FieldError(f"a field of kind {kind} at byte {at}")
+                kept = self._kinds.get(field)
+                if kept is not None:
+                    if kept != kind:
+                        raise FieldError(f"field {field} is of kind {kind}")
+                    self._keep_one(field, kind, index, value, at)
+                at += value if kind else 0
+        except FieldError:
+            self.malformed[index] = True
+
+    def _keep_one(self, field: int, kind: int, index: int, value: int, at: int) -> None:
+        if field in self._repeated:
+            one = np.array([[index], [at], [value]], np.int64)
+            self._repeated[field].append((one[0], one[1], one[2]))
+            return
+        self._present[field][index] = True
+        if kind == 0:
+            self._numbers[field][index] = value
+        else:
+            self._begins[field][index] = at
+            self._sizes[field][index] = value
+
+
+def _varints(words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s) -> tuple[UInt64s, Int64s, Bools]:
+    """Read the number at each place.
+
+    Parameters
+    ----------
+    words, at
+        Where the numbers are.
+    word, known
+        The lowest ``known`` bytes of these are those at the places. The rest is zero.
+    end
+        Where each message ends.
+
+    Returns
+    -------
+    tuple
+        The numbers, where they end, and which of them are numbers that end within their messages.
+    """
+    stops = ~word & _TOPS
+    if known < 8:
+        stops &= np.uint64((1 << 8 * known) - 1)
+    if not stops.all():
+        long = np.flatnonzero(stops == 0)
+        return _long_varints(words, at, word, known, end, long)
+    upto = stops ^ (stops - _ONE)
+    after = at + (np.bitwise_count(upto) >> 3)
+    return _without_tops(word & upto), after, after <= end
+
+
+def _without_tops(word: UInt64s) -> UInt64s:
+    """Join the lower seven bits of the eight bytes of each word."""
+    word = word & _SEVENS
+    word = (word & np.uint64(0x007F007F007F007F)) | ((word & np.uint64(0x7F007F007F007F00)) >> _ONE)
+    word = (word & np.uint64(0x00003FFF00003FFF)) | ((word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2))
+    return (word & np.uint64(0x0FFFFFFF)) | ((word & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
+
+
+def _long_varints(
+    words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s, long: Int64s
+) -> tuple[UInt64s, Int64s, Bools]:
+    """Read numbers of which those in ``long`` have more bytes than are known."""
+    if known < 8:
+        word = words.at(at)
+        return _varints(words, at, word, 8, end)
+    # Nine or ten bytes: numbers above 2⁵⁶, such as negative ones.
+    word = word.copy()
+    low = _without_tops(word[long])
+    rest = words.at(at[long] + 8)
+    word[long] = 0
+    values, after, sound = _varints(words, at, word, 8, end)
+    ninth, tenth = rest & _BYTE, (rest >> _EIGHT) & _BYTE
+    two = ninth >= 0x80
+    values[long] = low | (ninth & _SEVEN) << _FIFTY_SIX | np.where(two, tenth << np.uint64(63), _ZERO)
+    after[long] = at[long] + np.where(two, MAX_VARINT_BYTES, MAX_VARINT_BYTES - 1)
+    sound[long] = (after[long] <= end[long]) & ~(two & (tenth >= 0x80))
+    return values, after, sound
+
+
+def _end_of(body_at: Int64s, size: UInt64s, end: Int64s, sound: Bools) -> Int64s:
+    """Return where bytes end. Those that reach beyond their message are marked in ``sound`` as not so."""
+    left = np.maximum(end - body_at, 0).view(np.uint64)
+    sound &= size <= left
+    after: Int64s = body_at + np.minimum(size, left).view(np.int64)
+    return after

@@ -1,0 +1,384 @@
+"""The messages of some entries as rows: which ones there are, and the Arrow array of each column.
+
+A row belongs to an entry, its owner, and maybe to a message of the entry's batch. What all messages of an entry share
+is repeated by numpy. Key and properties of a message in a batch come from the message alone: the entry's metadata has
+those of the first one. Times, nulls and sequence ids that a message lacks are the entry's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bk_spark.protocol.arrays import Bools, Int64s
+from bk_spark.protocol.pulsar.batches import BatchMessages, SingleField
+from bk_spark.protocol.pulsar.columns import TIME
+from bk_spark.protocol.pulsar.entry_frames import BrokerField, MetadataField
+from bk_spark.protocol.pulsar.field_columns import FieldColumns, Spans, UInt64s, Words
+from bk_spark.protocol.pulsar.gathering import base64_decoded, gathered, text_of
+from bk_spark.protocol.pulsar.message_id_columns import message_id_bytes
+from bk_spark.protocol.pulsar.message_ids import MessageIdData
+from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.transactions import Position
+
+#: Later times than this do not fit Spark's microseconds: what a writer sent is no time.
+_MAX_MS: Final = np.uint64((1 << 63) // 1000)
+_VERSION_BYTES: Final = 8
+
+#: Fields of the entries' metadata that each column needs.
+METADATA_FIELDS: Final[dict[str, tuple[MetadataField, ...]]] = {
+    "value": (MetadataField.NULL_VALUE,),
+    "__key": (
+        MetadataField.PARTITION_KEY,
+        MetadataField.PARTITION_KEY_B64_ENCODED,
+        MetadataField.NULL_PARTITION_KEY,
+    ),
+    "__publishTime": (MetadataField.PUBLISH_TIME,),
+    "__eventTime": (MetadataField.EVENT_TIME,),
+    "__messageProperties": (MetadataField.PROPERTIES,),
+    "__sequenceId": (MetadataField.SEQUENCE_ID,),
+    "__producerName": (MetadataField.PRODUCER_NAME,),
+    "__schemaVersion": (MetadataField.SCHEMA_VERSION,),
+}
+#: Fields of the metadata of messages in batches that each column needs.
+SINGLE_FIELDS: Final[dict[str, tuple[SingleField, ...]]] = {
+    "value": (SingleField.NULL_VALUE,),
+    "__key": (SingleField.PARTITION_KEY, SingleField.PARTITION_KEY_B64_ENCODED, SingleField.NULL_PARTITION_KEY),
+    "__eventTime": (SingleField.EVENT_TIME,),
+    "__messageProperties": (SingleField.PROPERTIES,),
+    "__sequenceId": (SingleField.SEQUENCE_ID,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries that make rows, restored: without compression, chunks joined.
+
+    Parameters
+    ----------
+    words
+        The buffer in which all of them are, in order.
+    ledger_ids, entry_ids
+        Where each of them is.
+    metadata
+        Their metadata, of all entries that were read together.
+    chosen
+        The indexes of these entries in ``metadata``.
+    moved
+        How far each entry is from where ``metadata`` says.
+    payload_begins, payload_ends
+        Where the payloads are.
+    counts
+        How many messages each batch has, 0 for entries that are none.
+    broker
+        The broker's metadata of all entries that were read together, or None if no column needs it.
+    first_chunks
+        Where chunked messages begin, by the index among these entries.
+    error
+        Makes the error of an entry from its index in ``metadata`` and what is wrong.
+    """
+
+    words: Words
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    metadata: FieldColumns
+    chosen: Int64s
+    moved: Int64s | int
+    payload_begins: Int64s
+    payload_ends: Int64s
+    counts: Int64s
+    is_batch: Bools
+    broker: FieldColumns | None
+    first_chunks: dict[int, Position]
+    error: Callable[[int, str], Exception]
+
+
+class Rows:
+    """The messages of entries, as rows.
+
+    Parameters
+    ----------
+    topic
+        Whose messages they are.
+    entries
+        The entries.
+    messages
+        The messages of those that are batches; their owners count batches alone.
+    """
+
+    def __init__(self, topic: TopicName, entries: Entries, messages: BatchMessages) -> None:
+        self._topic = topic
+        self._entries = entries
+        self._messages = messages
+        self._owners: Int64s = np.repeat(np.arange(len(entries.counts)), np.where(entries.is_batch, entries.counts, 1))
+        self._of_batch: Bools = entries.is_batch[self._owners]
+        #: The message of each row of a batch. Of other rows it means nothing.
+        self._message: Int64s = np.maximum(np.cumsum(self._of_batch) - 1, 0)
+        holes = messages.fields.number(SingleField.COMPACTED_OUT) > 0
+        if holes.any():
+            kept = np.ones(len(self._owners), np.bool_)
+            kept[self._of_batch] = ~holes
+            self._choose(kept)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def _choose(self, which: Bools | slice) -> None:
+        self._owners = self._owners[which]
+        self._of_batch = self._of_batch[which]
+        self._message = self._message[which]
+
+    def part(self, first: int, last: int) -> Rows:
+        """Return some of the rows, from ``first`` up to and without ``last``."""
+        found = copy(self)
+        found._choose(slice(first, last))
+        return found
+
+    def repeated_bytes(self, columns: Iterable[str]) -> Int64s:
+        """Return how many bytes each row takes in columns that repeat what its entry has once."""
+        size = len(self._topic.full) if "__topic" in columns else 0
+        sizes = np.full(len(self), size)
+        if "__producerName" in columns:
+            sizes += self._entries.metadata.span(MetadataField.PRODUCER_NAME).sizes[self._of_entries()]
+        return sizes
+
+    def record_batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return columns of the rows."""
+        if not len(schema):
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(self), pa.struct([])))
+        return pa.RecordBatch.from_arrays([_COLUMNS[one](self) for one in schema.names], schema=schema)
+
+    def _of_entries(self) -> Int64s:
+        """The index in the entries' metadata of each row."""
+        return self._entries.chosen[self._owners]
+
+    def _merged(self, of_entries: _Array, of_messages: _Array) -> _Array:
+        """Values of rows: those of the messages in batches, those of the entries else."""
+        if self._of_batch.all():
+            return of_messages[self._message]
+        found: _Array = of_entries[self._owners]
+        if self._of_batch.any():
+            found[self._of_batch] = of_messages[self._message[self._of_batch]]
+        return found
+
+    def _number(self, of_entry: MetadataField, of_message: SingleField) -> UInt64s:
+        """A number that is the entry's where the message has none."""
+        found = self._entries.metadata.number(of_entry)[self._of_entries()]
+        own = self._of_batch.copy()
+        own[own] = self._messages.fields.present(of_message)[self._message[own]]
+        if own.any():
+            found[own] = self._messages.fields.number(of_message)[self._message[own]]
+        return found
+
+    def _of_metadata(self, field: MetadataField) -> tuple[Spans, Bools]:
+        """Where a field of bytes is, and which entries have it, by the index among the entries."""
+        entries = self._entries
+        span = entries.metadata.span(field)
+        begins = span.begins[entries.chosen] + entries.moved
+        return Spans(begins, span.sizes[entries.chosen]), entries.metadata.present(field)[entries.chosen]
+
+    def value(self) -> pa.Array:
+        entries, messages = self._entries, self._messages
+        begins = self._merged(entries.payload_begins, messages.value_begins)
+        sizes = self._merged(entries.payload_ends - entries.payload_begins, messages.value_sizes)
+        null = self._number(MetadataField.NULL_VALUE, SingleField.NULL_VALUE) > 0
+        return gathered(entries.words.data, begins, sizes, ~null)
+
+    def key(self) -> pa.Array:
+        entries, fields = self._entries, self._messages.fields
+        span, present = self._of_metadata(MetadataField.PARTITION_KEY)
+        own = fields.span(SingleField.PARTITION_KEY)
+        begins, sizes = self._merged(span.begins, own.begins), self._merged(span.sizes, own.sizes)
+        there = self._merged(present, fields.present(SingleField.PARTITION_KEY))
+        null, encoded = (
+            self._merged(entries.metadata.number(of_entry)[entries.chosen], fields.number(of_message)) > 0
+            for of_entry, of_message in (
+                (MetadataField.NULL_PARTITION_KEY, SingleField.NULL_PARTITION_KEY),
+                (MetadataField.PARTITION_KEY_B64_ENCODED, SingleField.PARTITION_KEY_B64_ENCODED),
+            )
+        )
+        found = gathered(entries.words.data, begins, sizes, there & ~null)
+        return base64_decoded(found, encoded) if encoded.any() else found
+
+    def topic(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self._topic.full, pa.string()), len(self))
+
+    def message_id(self) -> pa.Array:
+        entries = self._entries
+        partition = self._topic.partition_index
+        sizes = np.where(self._of_batch, entries.counts[self._owners], 0)
+        ledgers, ids = entries.ledger_ids[self._owners], entries.entry_ids[self._owners]
+        found = message_id_bytes(ledgers, ids, partition, self._index_in_batch(), sizes)
+        if entries.first_chunks:
+            texts = found.to_pylist()
+            for row, owner in enumerate(self._owners.tolist()):
+                first = entries.first_chunks.get(owner)
+                if first is not None:
+                    number = -1 if partition is None else partition
+                    texts[row] = MessageIdData(int(ledgers[row]), int(ids[row]), number, first_chunk=first).to_bytes()
+            found = pa.array(texts, pa.binary())
+        return found
+
+    def publish_time(self) -> pa.Array:
+        return _times(self._entries.metadata.number(MetadataField.PUBLISH_TIME)[self._of_entries()])
+
+    def event_time(self) -> pa.Array:
+        found = self._number(MetadataField.EVENT_TIME, SingleField.EVENT_TIME)
+        return _times(found, found > 0)
+
+    def properties(self) -> pa.Array:
+        rows, pairs = self._pairs()
+        read = FieldColumns(self._entries.words, pairs.begins, pairs.begins + pairs.sizes, spans=(_KEY, _VALUE))
+        if read.malformed.any():
+            owner = self._owners[rows[int(np.argmax(read.malformed))]]
+            raise self._entries.error(int(self._entries.chosen[owner]), "a property that is no message of protobuf")
+        data = self._entries.words.data
+        keys, values = (
+            text_of(gathered(data, span.begins, span.sizes, read.present(field))).fill_null("")
+            for field, span in ((_KEY, read.span(_KEY)), (_VALUE, read.span(_VALUE)))
+        )
+        kept = _last_of_equal(rows, keys)
+        if kept is not None:
+            rows, keys, values = rows[kept], keys.take(pa.array(kept)), values.take(pa.array(kept))
+        offsets = np.searchsorted(rows, np.arange(len(self) + 1)).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
+
+    def _pairs(self) -> tuple[Int64s, Spans]:
+        """The properties of all rows: the row of each, ascending, and where it is."""
+        entries = self._entries
+        whole = entries.metadata.repeated(MetadataField.PROPERTIES)
+        own = self._messages.fields.repeated(SingleField.PROPERTIES)
+        singles, batched = np.flatnonzero(~self._of_batch), np.flatnonzero(self._of_batch)
+        of_entry, entry_rows = _matched(whole.owners, self._of_entries()[singles], singles)
+        of_message, message_rows = _matched(own.owners, self._message[batched], batched)
+        begins = whole.values.begins[of_entry]
+        if not isinstance(entries.moved, int):
+            begins = begins + entries.moved[self._owners[entry_rows]]
+        rows = np.concatenate([entry_rows, message_rows])
+        order = np.argsort(rows, kind="stable")
+        begins = np.concatenate([begins, own.values.begins[of_message]])
+        sizes = np.concatenate([whole.values.sizes[of_entry], own.values.sizes[of_message]])
+        return rows[order], Spans(begins[order], sizes[order])
+
+    def ledger_id(self) -> pa.Array:
+        return pa.array(self._entries.ledger_ids[self._owners], pa.int64())
+
+    def entry_id(self) -> pa.Array:
+        return pa.array(self._entries.entry_ids[self._owners], pa.int64())
+
+    def _index_in_batch(self) -> Int64s:
+        """The number of each message in its batch, or -1."""
+        found = np.full(len(self), -1)
+        found[self._of_batch] = self._messages.indexes[self._message[self._of_batch]]
+        return found
+
+    def batch_index(self) -> pa.Array:
+        return _fixed(pa.int32(), self._index_in_batch().astype(np.int32), self._of_batch)
+
+    def partition(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self._topic.partition_index, pa.int32()), len(self))
+
+    def sequence_id(self) -> pa.Array:
+        found = self._number(MetadataField.SEQUENCE_ID, SingleField.SEQUENCE_ID)
+        return pa.array(found.view(np.int64), pa.int64())
+
+    def producer_name(self) -> pa.Array:
+        if not len(self):
+            return pa.array([], pa.string())
+        first, last = int(self._owners[0]), int(self._owners[-1])
+        span, present = self._of_metadata(MetadataField.PRODUCER_NAME)
+        part = slice(first, last + 1)
+        names = text_of(gathered(self._entries.words.data, span.begins[part], span.sizes[part], present[part]))
+        names = names.fill_null("")
+        return names if len(names) == len(self) else names.take(pa.array(self._owners - first))
+
+    def schema_version(self) -> pa.Array:
+        span, _ = self._of_metadata(MetadataField.SCHEMA_VERSION)
+        valid = span.sizes >= _VERSION_BYTES
+        versions = np.zeros(len(valid), np.int64)
+        versions[valid] = self._entries.words.big_endian_64(span.begins[valid])
+        return _fixed(pa.int64(), versions[self._owners], valid[self._owners])
+
+    def broker_time(self) -> pa.Array:
+        found, present = self._of_broker(BrokerField.TIMESTAMP)
+        return _times(found, present)
+
+    def index(self) -> pa.Array:
+        # The broker counts messages, and notes the number of the last one.
+        found, present = self._of_broker(BrokerField.INDEX)
+        behind = self._entries.counts[self._owners] - 1 - self._index_in_batch()
+        return _fixed(pa.int64(), found.view(np.int64) - np.where(self._of_batch, behind, 0), present)
+
+    def _of_broker(self, field: BrokerField) -> tuple[UInt64s, Bools]:
+        broker, which = self._entries.broker, self._of_entries()
+        if broker is None:
+            return np.zeros(len(self), np.uint64), np.zeros(len(self), np.bool_)
+        return broker.number(field)[which], broker.present(field)[which]
+
+
+_Array = TypeVar("_Array", Int64s, UInt64s, Bools)
+_KEY: Final = 1
+_VALUE: Final = 2
+_COLUMNS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
+    "value": Rows.value,
+    "__key": Rows.key,
+    "__topic": Rows.topic,
+    "__messageId": Rows.message_id,
+    "__publishTime": Rows.publish_time,
+    "__eventTime": Rows.event_time,
+    "__messageProperties": Rows.properties,
+    "__ledgerId": Rows.ledger_id,
+    "__entryId": Rows.entry_id,
+    "__batchIndex": Rows.batch_index,
+    "__partition": Rows.partition,
+    "__sequenceId": Rows.sequence_id,
+    "__producerName": Rows.producer_name,
+    "__schemaVersion": Rows.schema_version,
+    "__brokerTime": Rows.broker_time,
+    "__index": Rows.index,
+}
+
+
+def _fixed(kind: pa.DataType, values: npt.NDArray[Any], valid: Bools | None = None) -> pa.Array:
+    """Return numbers as an array, with nulls where they are not ``valid``."""
+    bits = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _times(milliseconds: UInt64s, valid: Bools | None = None) -> pa.Array:
+    """Return times. What does not fit Spark's type of times is null."""
+    fits = milliseconds <= _MAX_MS
+    micros = np.where(fits, milliseconds, np.uint64(0)).view(np.int64) * 1000
+    return _fixed(TIME, micros, fits if valid is None else fits & valid)
+
+
+def _matched(owners: Int64s, wanted: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the indexes of values whose owners are ``wanted`` (ascending), and for each the row of its owner."""
+    if not len(owners) or not len(wanted):
+        none = np.zeros(0, np.int64)
+        return none, none
+    place = np.minimum(np.searchsorted(wanted, owners), len(wanted) - 1)
+    found = np.flatnonzero(wanted[place] == owners)
+    return found, rows[place[found]]
+
+
+def _last_of_equal(rows: Int64s, keys: pa.StringArray) -> Int64s | None:
+    """Return the indexes of properties without those that a later one of the same row and key replaces.
+
+    None if all stay, which is the common case.
+    """
+    if len(rows) < 2 or not (rows[1:] == rows[:-1]).any():
+        return None
+    encoded = keys.dictionary_encode()
+    codes = rows * len(encoded.dictionary) + np.asarray(encoded.indices).astype(np.int64)
+    order = np.argsort(codes, kind="stable")
+    replaced = codes[order[1:]] == codes[order[:-1]]
+    if not replaced.any():
+        return None
+    return np.sort(np.delete(order, np.flatnonzero(replaced)))
