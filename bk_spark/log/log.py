@@ -144,6 +144,8 @@ class Log:
             If a ledger or a range in a message cannot become part of the log.
         LogTailOpenError
             If a live log writer holds the tail, and the request does not ask to fence it.
+        InvalidArgumentError
+            If the rows' columns cannot be merged into the log's schema without loss, or the log has no such version.
         MetadataConflictError, MetadataUnavailableError
             Nothing was changed. Retry.
         OutcomeUnknownError

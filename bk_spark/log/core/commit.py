@@ -9,6 +9,7 @@ The steps, in this order (the caller does the last one, after the transaction to
 3. Every named ledger must be registered and not condemned. Every range must start after the committed entries.
    An open tail is sealed first if its log writer is gone or ``fence_tail`` is set; otherwise the commit is refused.
 4. One transaction writes segments in partition order, the application and ``next_offset``; an earlier run is retired.
+   If the rows have columns that the log's schema lacks, it writes a new version of the schema, too.
 5. Ledgers of retired runs are recovered.
 
 Every transaction checks the versions of everything read for it, and that the log was not replaced.
@@ -34,6 +35,7 @@ from bk_spark.log.core.applications import (
     told_of_repetition,
 )
 from bk_spark.log.core.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings, write_over
+from bk_spark.log.core.schema_growth import growth, needs_settings
 from bk_spark.log.core.tail.tail_changes import seal_tail
 from bk_spark.log.formats.message import CommitRequest, LedgerRange
 from bk_spark.log.formats.names import LogPaths
@@ -66,7 +68,8 @@ class BatchCommit:
         self, readings: Readings, now_ms: int, maybe: CommitResult | None
     ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
         """Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
-        LogTailOpenError, and MetadataFormatError if a znode cannot be decoded."""
+        LogTailOpenError, InvalidArgumentError if the log's schema cannot hold the rows, and MetadataFormatError if a
+        znode cannot be decoded."""
         return _decide(readings, self.paths, self._request, self._segments, now_ms, maybe)
 
 
@@ -80,7 +83,7 @@ def _decide(
 ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
     ranges = request.ranges
     app_path, run_path = paths.app(request.app), paths.run(request.app, request.run)
-    readings.require(paths.head, app_path, run_path)
+    readings.require(paths.head, app_path, run_path, *((paths.settings,) if needs_settings(request) else ()))
     read = read_head(readings, paths)
     app_znode = readings.get(app_path)
     application = None if app_znode is None else decode_application(app_znode.data, app_path)
@@ -100,25 +103,27 @@ def _decide(
     elif run is not None and ranges:
         run_operations = (CheckOp(run_path, run.version),)
 
-    # Last, because it may fence a ledger: from here on only a conflict can refuse the batch.
     time_ms = max(now_ms, read.head.last_commit_time_ms)
+    schema = growth(readings, paths, request, time_ms)
+    # Last, because it may fence a ledger: from here on only a conflict can refuse the batch.
     start = read.head.next_offset
     tail_operations: tuple[TransactionOp, ...] = ()
     append = Append((), (CheckOp(paths.head, read.version),), read.head)
     if ranges or request.overwrite:
         tail = seal_tail(readings, paths, read.head, fence=request.fence_tail, remedy=_REMEDY)
         start, tail_operations = tail.end_offset, tail.operations
-        added = SegmentTable.concat([SegmentTable.of(tail.segments), segments.moved(start, time_ms)])
+        added = SegmentTable.concat([SegmentTable.of(tail.segments), segments.moved(start, time_ms, schema.version)])
         append = plan_append(readings, paths, read, added, time_ms, tail.tail, overwrite=request.overwrite)
     end = append.head.next_offset
 
     app_data = _encode(advance(application, request, ledgers.in_use, time_ms, range(start, end)), paths)
     retired = () if application is None or application.run == request.run else (application.run,)
     return Plan(
-        append.preparations,
+        (*schema.preparations, *append.preparations),
         (
             CheckOp(paths.identity, -1),
             *append.operations,
+            *schema.operations,
             *tail_operations,
             write_over(app_path, app_data, app_znode),
             *run_operations,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bk_spark.log.formats.names import escape_id, utf8_length
+from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, MAX_SEGMENT_ROWS
 from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError
 
@@ -91,6 +92,10 @@ class CommitMessage:
         Where the rows are. Several ranges if the task had to change its ledger. Empty if it had no rows.
     query_batch_id
         The query's own batch number. In ``foreachBatch`` it can differ from ``batch_id``.
+    schema_version
+        The version of the log's schema whose columns the rows have. Of no use if the commit merges their columns.
+    case_sensitive
+        Whether the task's columns differ from others by the case of their names, for a commit that merges them.
     """
 
     log_id: str
@@ -101,6 +106,8 @@ class CommitMessage:
     partition: int
     ranges: tuple[LedgerRange, ...] = ()
     query_batch_id: int | None = None
+    schema_version: int = 0
+    case_sensitive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,9 @@ class CommitRequest:
     consecutive
         The query commits each of its batches to this log, one after another, as a sink does. So a batch is refused that
         does not follow the query's last one in the log.
+    merge_schema
+        The rows' columns, as a schema in Spark's JSON form. The log's schema grows by what it lacks, in the transaction
+        that adds the rows. None: the rows have the columns of the version that the messages name.
 
     Raises
     ------
@@ -157,6 +167,7 @@ class CommitRequest:
     query_batch_id: int | None = None
     skip_committed: bool = False
     consecutive: bool = False
+    merge_schema: str | None = None
     #: All ranges in partition order. Adjacent ranges that continue each other are merged.
     ranges: tuple[LedgerRange, ...] = field(init=False, repr=False, compare=False)
 
@@ -186,6 +197,16 @@ class CommitRequest:
         """The number of rows in the batch."""
         return sum(part.rows for part in self.ranges)
 
+    @property
+    def schema_version(self) -> int:
+        """The version of the log's schema whose columns the rows have, unless the commit merges them."""
+        return self.messages[0].schema_version if self.messages else 0
+
+    @property
+    def case_sensitive(self) -> bool:
+        """Whether the rows' columns differ from others by the case of their names."""
+        return self.messages[0].case_sensitive if self.messages else False
+
     @classmethod
     def from_messages(
         cls,
@@ -196,6 +217,7 @@ class CommitRequest:
         fence_tail: bool = False,
         skip_committed: bool = False,
         consecutive: bool = False,
+        merge_schema: str | None = None,
     ) -> CommitRequest:
         """Create the request when the driver knows its query only from the messages.
 
@@ -203,7 +225,7 @@ class CommitRequest:
         ----------
         messages
             One for each partition, at least one.
-        overwrite, anonymous, fence_tail, skip_committed, consecutive
+        overwrite, anonymous, fence_tail, skip_committed, consecutive, merge_schema
             As for the class.
 
         Returns
@@ -232,6 +254,7 @@ class CommitRequest:
             one.query_batch_id,
             skip_committed,
             consecutive,
+            merge_schema,
         )
 
     def _check(self, message: CommitMessage) -> None:
@@ -247,6 +270,12 @@ class CommitRequest:
                 f"{message.query_id}, batch {message.batch_id} (the query's {message.query_batch_id}); the commit is "
                 f"of application {self.app!r}, run {self.run}, query {self.query_id}, batch {self.batch_id} (the "
                 f"query's {self.query_batch_id})"
+            )
+        columns = (message.schema_version, message.case_sensitive)
+        if columns != (self.schema_version, self.case_sensitive) or not 0 <= columns[0] < MAX_SCHEMA_VERSIONS:
+            raise InvalidArgumentError(
+                f"partition {message.partition} wrote rows of version {columns[0]} of the log's schema, others of "
+                f"version {self.schema_version}: write all partitions with the same columns"
             )
 
 

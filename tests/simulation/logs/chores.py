@@ -1,4 +1,4 @@
-"""Actors that write no rows: truncation, appending of ledgers, policies, maintenance, deletion of the log."""
+"""Actors that write no rows: truncation, appending of ledgers, policies, new columns, maintenance, deletion."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from bk_spark.bookie.metadata.cluster_clock import MAX_DIFFERENCE_MS
 from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.index_move import move_steps
+from bk_spark.log.core.takeover import commit_steps
+from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.znodes import Policy
 from bk_spark.log.gc.deletion import delete_steps
@@ -20,6 +22,7 @@ from bk_spark.protocol.errors import InvalidArgumentError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs.invariants import require
 from tests.simulation.logs.ledgers import ModelLedger, closed_metadata, ledger_path
+from tests.simulation.logs.schemas import schema_of
 from tests.simulation.logs.streaming import REFUSALS
 from tests.simulation.logs.world import Actor, RefusedError, Script, Wait, World
 from tests.simulation.logs.writers import WRITER_FAILURES
@@ -97,6 +100,29 @@ class Truncator(Chore):
         require(first <= max(up_to, log.head.first_offset), f"truncated to {first}, asked for {up_to}")
         require(first <= log.head.first_offset, f"told that the log starts at {first}: {log.head}")
         return first
+
+
+class Grower(Chore):
+    """Adds a column to the log's schema with each write, which has no rows and so leaves the head alone."""
+
+    kind: ClassVar[str] = "grown"
+
+    def once(self) -> Generator[Any, Any, object]:
+        column = f"{self.name}_{self.done + self.failed}"
+        request = CommitRequest(
+            self.paths.log_id,
+            self.world.uuid(),
+            self.name,
+            "batch",
+            0,
+            anonymous=True,
+            merge_schema=schema_of(number="short", **{column: "date"}),
+        )
+        yield from commit_steps(self.paths, request, self.now_ms)
+        settings = self.world.watch.logs[self.paths.log_id].settings
+        assert settings is not None
+        require(f'"{column}"' in (settings.schema_json or ""), f"told that there is a column {column}: {settings}")
+        return column
 
 
 class Appender(Chore):

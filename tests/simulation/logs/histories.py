@@ -22,6 +22,7 @@ from tests.simulation.logs.chores import (
     Appender,
     Chore,
     Deleter,
+    Grower,
     IndexMover,
     PolicySetter,
     Reaper,
@@ -73,6 +74,7 @@ class Focus:
     maintenances: int | None = None
     followers: int | None = None
     wrong_clocks: float | None = None
+    growers: int | None = None
 
 
 def _or(focused: _T | None, drawn: _T) -> _T:
@@ -168,6 +170,8 @@ class History:
             world.add(RangeReader(world, f"range{number}", paths, random.randint(2, 6), random.choice([10, 50])))
         for number in range(_or(focus.deleters, random.choice([0] * 9 + [1, 1, 2]))):
             world.add(Deleter(world, f"deleter{number}", paths, random.choice([50, 200])))
+        for number in range(_or(focus.growers, random.choice([0] * 7 + [1, 2]))):
+            world.add(Grower(world, f"grower{number}", paths, random.randint(2, 6), random.choice([10, 30])))
 
     def _log_writer(self, name: str) -> LogWriter:
         random = self.random
@@ -393,6 +397,8 @@ class History:
                 counts["condemned"] += actor.condemned
                 counts["deleted"] += actor.deleted
         counts["conflicts"] = world.conflicts
+        logs = world.watch.logs.values()
+        counts["schema versions"] = sum(log.settings.schema_version for log in logs if log.settings is not None)
         counts["chores"] = sum(actor.done for actor in world.actors if isinstance(actor, Chore))
         counts["lost replies"] = sum(session.lost_replies for session in world.sessions)
         return counts

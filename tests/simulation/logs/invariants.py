@@ -7,7 +7,8 @@ The list of segments:
 * offsets are given only to acknowledged entries, and commit times never decrease;
 * commit times are ZooKeeper's, and retention drops nothing that the policy keeps by ZooKeeper's clock;
 * each batch is in it once, complete, in partition order, and batches of an application are in order;
-* every acknowledged entry of a log writer is in it, or in the open tail, at the offset that the writer reported.
+* every acknowledged entry of a log writer is in it, or in the open tail, at the offset that the writer reported;
+* each segment names a version of the schema that readers find, and versions only grow (``schemas.py``).
 
 Maintenance: it starts at most once per INTERVAL_MS.
 
@@ -35,6 +36,7 @@ from bk_spark.log.gc.maintenance import INTERVAL_MS
 from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.ledger_rules import LedgerWatch, ListWatch, require
 from tests.simulation.logs.ledgers import ModelLedgers
+from tests.simulation.logs.schemas import check_rows, check_settings
 from tests.simulation.logs.zookeeper import LogsZooKeeper
 from tests.simulation.outcomes import InvariantError
 from tests.support.zookeeper_model import Changes
@@ -121,6 +123,8 @@ class Watch(LedgerWatch):
                 continue
             if log.paths.maintenance in changes:
                 self._check_claim(log, *changes[log.paths.maintenance])
+            if log.paths.settings in changes:
+                check_settings(self._zk, log)
             if any(path == log.paths.head or path.startswith(log.paths.pages) for path in changes):
                 self._check_list(log)
         self.check_ledgers(changes)
@@ -243,12 +247,13 @@ class Watch(LedgerWatch):
                 (log.open_tail.ledger_id, 0) not in log.offsets and log.open_tail.first_entry == 0,
                 f"opened again, or not from its start: {log.open_tail}",
             )
-        rows = [
-            self._ledgers.all[segment.ledger_id].entries[entry_id]
-            for segment in new
-            if segment.ledger_id not in self.foreign
-            for entry_id in range(segment.first_entry, segment.first_entry + segment.entries)
-        ]
+        rows: list[object] = []
+        for segment in new:
+            if segment.ledger_id not in self.foreign:
+                entries = self._ledgers.all[segment.ledger_id].entries
+                own = entries[segment.first_entry : segment.first_entry + segment.entries]
+                check_rows(self._zk, log, segment, [row for row in own if isinstance(row, Row)])
+                rows += own
         if rows:
             self._check_batch(log, rows, old_end if not new else new[0].base_offset)
 

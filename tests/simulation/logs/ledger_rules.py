@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bk_spark.log.formats.names import INDEX, WRITERS, LogPaths
 from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.formats.znodes import Application, Head, decode_application, decode_registration
 from bk_spark.protocol.metadata.znodes import Znode
 from tests.simulation.logs.ledgers import ROOT as LEDGERS, ModelLedgers
@@ -51,6 +52,8 @@ class ListWatch:
     #: Tokens of all starts of maintenance.
     claims: list[bytes] = field(default_factory=list)
     deleted: bool = False
+    #: As they were last written.
+    settings: LogSettings | None = None
 
 
 class LedgerWatch:

@@ -186,6 +186,27 @@ def messages_are_taken_as_they_come(stack: ExitStack) -> None:
     stack.enter_context(patch.object(message, "_joined", unsorted))
 
 
+def versions_are_published_after_their_rows(stack: ExitStack) -> None:
+    """The rows name a version of the schema that is not written with them."""
+
+    def rewrite(self: Any, operations: Operations) -> Operations:
+        return tuple(op for op in operations if not (isinstance(op, SetOp) and op.path == self.paths.settings))
+
+    _rewrite(stack, commit.BatchCommit, rewrite)
+
+
+def settings_are_written_whatever_they_are(stack: ExitStack) -> None:
+    """Of two commits that grow the schema at once, the second drops the first one's version."""
+
+    def rewrite(self: Any, operations: Operations) -> Operations:
+        return tuple(
+            replace(op, version=-1) if isinstance(op, SetOp) and op.path == self.paths.settings else op
+            for op in operations
+        )
+
+    _rewrite(stack, commit.BatchCommit, rewrite)
+
+
 def the_open_tail_is_dropped(stack: ExitStack) -> None:
     """A commit removes an open tail from the list, whatever it holds."""
 

@@ -43,6 +43,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, TransactionOp
 from tests.simulation.logs.invariants import Row, batch_rows, require
 from tests.simulation.logs.ledgers import ENTRY_BYTES
+from tests.simulation.logs.schemas import columns_of
 from tests.simulation.logs.world import Actor, Script, Wait, World
 
 #: Spark's limit of attempts at a task.
@@ -298,6 +299,7 @@ class Driver(Actor):
             fence_tail=query.fence_tail,
             skip_committed=query.skip_committed,
             consecutive=not (query.anonymous or query.foreach_batch),
+            merge_schema=columns_of(query.app, batch_id),
         )
         yield from self._commit(request)
 

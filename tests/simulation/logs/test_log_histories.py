@@ -36,6 +36,7 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
         "followed tails": PORTION / 25,
         "moved pages": 0,
         "strays": 0,
+        "schema versions": PORTION / 4,
     }
     for name in ("zombies", "lost replies", "kills", "rolls", "fenced", "retentions", "maintenances", "clocks set"):
         least[name] = PORTION / 40
@@ -80,6 +81,8 @@ FOLLOW = Focus(
 MAINTENANCE = Focus(
     queries=1, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, readers=0, maintenances=3, jump=0.02
 )
+#: Commits that grow the schema at once, most of them without rows.
+GROWTH = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, small_pages=False, growers=3)
 WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
 
 
@@ -104,6 +107,8 @@ MUTANTS = [
     Mutant(mutants.a_set_back_checkpoint_counts_as_done, STRAYS),
     Mutant(mutants.all_queries_count_as_one, STRAYS),
     Mutant(mutants.messages_are_taken_as_they_come),
+    Mutant(mutants.versions_are_published_after_their_rows),
+    Mutant(mutants.settings_are_written_whatever_they_are, GROWTH),
     Mutant(mutants.the_open_tail_is_dropped, WRITERS),
     # A page cannot hold times that decrease.
     Mutant(mutants.commit_times_are_the_drivers, also=ValueError),

@@ -43,11 +43,12 @@ from bk_spark.protocol.quorum import Quorum
 from tests.simulation.logs.clocks import ProcessClock
 from tests.simulation.logs.invariants import Watch
 from tests.simulation.logs.ledgers import ModelLedgers
+from tests.simulation.logs.schemas import FIRST_SCHEMA
 from tests.simulation.logs.zookeeper import LogsZooKeeper, Look, Origin, Session, Weather
 from tests.simulation.outcomes import InvariantError
 from tests.support.zookeeper_model import Changes, RefusedError
 
-SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
+SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.ARROW, b"secret", FIRST_SCHEMA)
 ROOT = "/logs"
 NAME = "flights"
 START_MS = 1_760_000_000_000
