@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from bk_spark.log.entries.arrow_checks import MAX_ENTRY_MEMORY_BYTES
 from bk_spark.log.entries.arrow_format import batches_in, entries_of, schema_in
-from bk_spark.protocol.errors import CorruptFileError
+from bk_spark.log.entries.entry_rows import EntryRows
+from bk_spark.log.entries.fit import ColumnLookup
+from bk_spark.log.entries.pieces import Piece, Pieces
+from bk_spark.log.entries.projection import Projection
+from bk_spark.log.formats.schema_merge import ANY_CASE
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 from tests.fuzz.damage import EDGES, damaged
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.guard import Refused, outcome
@@ -95,6 +102,43 @@ def test_arrow_entries(data: bytes) -> None:
     if not isinstance(found, Refused):
         for batch in found:
             _look_at(batch)
+
+
+_WANTED_TYPES: Final = (
+    pa.int64(), pa.int8(), pa.float32(), pa.string(), pa.list_(pa.int64()), pa.struct({"a": pa.int8()}),
+    pa.map_(pa.string(), pa.int8()), pa.list_(pa.list_(pa.int64())), pa.decimal128(12, 3),
+)  # fmt: skip
+
+
+@fuzz(
+    150,
+    data=st.one_of(damaged(_ENTRIES), _with_claims(), _ENTRIES),
+    wanted=st.lists(st.sampled_from(["c0", "c1", "C0", "none"]), max_size=3, unique=True),
+    types=st.lists(st.sampled_from(_WANTED_TYPES), min_size=3, max_size=3),
+)
+def test_arrow_entries_of_which_some_columns_are_wanted(
+    data: bytes, wanted: list[str], types: list[pa.DataType]
+) -> None:
+    """What is left out is not looked at, and what is accepted can be, in the types that are asked for."""
+    projection = Projection(wanted, ANY_CASE)
+    for _ in range(2):
+        found = outcome(lambda: batches_in(memoryview(data), _WHERE, projection), CorruptFileError, names=_WHERE)
+        if isinstance(found, Refused):
+            return
+    for batch in found:
+        _look_at(batch)
+        assert len(batch.columns) <= max(1, len(wanted))
+    schema = pa.schema(dict(zip(wanted, types, strict=False)))
+    rows = EntryRows(schema, EntryFormat.ARROW, ColumnLookup(ANY_CASE))
+    piece = Pieces.of([Piece(7, 3, 3, len(data), 1, "flights", 30, 1_000)])
+    fitting = outcome(
+        lambda: list(rows.of(Payloads.of([memoryview(data)]), piece)), CorruptFileError, InvalidArgumentError
+    )
+    if not isinstance(fitting, Refused):
+        for batch in fitting:
+            assert batch.schema.equals(schema)
+            if wanted:
+                _look_at(batch)
 
 
 def _look_at(batch: pa.RecordBatch) -> None:

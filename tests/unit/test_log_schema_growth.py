@@ -164,9 +164,7 @@ def test_rows_of_an_earlier_version_keep_it(zk: ModelLog) -> None:
 
 
 def test_a_version_that_the_log_does_not_have_is_refused(zk: ModelLog) -> None:
-    with pytest.raises(
-        InvalidArgumentError, match="version 1 of the schema .*, which has versions 0 to 0"
-    ):
+    with pytest.raises(InvalidArgumentError, match="version 1 of the schema .*, which has versions 0 to 0"):
         plan(zk, request("a", schema_version=1))
     for version in (-1, 1000):
         with pytest.raises(InvalidArgumentError, match=f"rows of version {version}"):

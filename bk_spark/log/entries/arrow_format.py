@@ -19,6 +19,9 @@ from bk_spark.log.entries.arrow_checks import (
     check_memory,
     memory_bytes,
 )
+from bk_spark.log.entries.fit import fitted, position_in
+from bk_spark.log.entries.projection import Projection
+from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 
@@ -30,8 +33,11 @@ def entries_of(
     entry_bytes: int,
     max_entry_bytes: int,
     partition: int,
+    names: Names = EXACT,
 ) -> Iterator[tuple[pa.Buffer, int]]:
     """Split and join ``batches`` into entries of about ``entry_bytes`` before compression. Yields (entry, row count).
+
+    The batches have the columns of ``schema`` by name, in types that widen to those there.
 
     Raises InvalidArgumentError for a single row larger than ``max_entry_bytes``. The error names the row by its number
     within ``partition``, from 0.
@@ -42,7 +48,7 @@ def entries_of(
     for batch in batches:
         if not batch.num_rows:
             continue
-        canonical = _canonical(batch, schema)
+        canonical = _canonical(batch, schema, names)
         row_bytes = max(1.0, canonical.nbytes / canonical.num_rows)
         start = 0
         while start < canonical.num_rows:
@@ -57,12 +63,12 @@ def entries_of(
         yield from writer.write(waiting)
 
 
-def batches_in(entry: memoryview, where: str) -> list[pa.RecordBatch]:
-    """Return the record batches of one entry.
+def batches_in(entry: memoryview, where: str, projection: Projection | None = None) -> list[pa.RecordBatch]:
+    """Return the record batches of one entry, with the columns of ``projection`` only.
 
     Raises CorruptFileError if it is not an Arrow stream, if it is damaged, or if it would take too much memory.
     """
-    with _stream_in(entry, where) as stream:
+    with _stream_in(entry, where, projection) as stream:
         batches = list(stream)
     for batch in batches:
         check_batch(batch, where)
@@ -77,25 +83,29 @@ def schema_in(entry: memoryview, where: str) -> pa.Schema:
 
 
 @contextlib.contextmanager
-def _stream_in(entry: memoryview, where: str) -> Iterator[pa.RecordBatchStreamReader]:
+def _stream_in(
+    entry: memoryview, where: str, projection: Projection | None = None
+) -> Iterator[pa.RecordBatchStreamReader]:
     buffer = pa.py_buffer(entry)
     try:
         check_memory(buffer, where)
-        with pa.ipc.open_stream(buffer) as stream:
+        options = None if projection is None else projection.options_for(entry)
+        with pa.ipc.open_stream(buffer, options=options) as stream:
             yield stream
     except (pa.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         raise CorruptFileError(f"{where} is not an Arrow stream: was it written with entryFormat raw?") from error
 
 
-def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with exactly the log's column order and types, without session time zones and large types."""
+def _canonical(batch: pa.RecordBatch, schema: pa.Schema, names: Names) -> pa.RecordBatch:
+    """Return the batch with exactly the log's names, order and types, without session time zones and large types."""
     if batch.schema.equals(schema):
         return batch
-    columns = [batch.column(one.name) for one in schema]
-    arrays = [
-        column if column.type == one.type else column.cast(one.type)
-        for column, one in zip(columns, schema, strict=True)
-    ]
+    own = batch.schema.names
+    arrays = []
+    for one in schema:
+        position = position_in(own, one.name, names)
+        assert position is not None, f"{one.name} is not among {own}"
+        arrays.append(fitted(batch.column(position), one.type, names))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

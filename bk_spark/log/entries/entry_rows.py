@@ -10,8 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from bk_spark.log.entries import arrow_format, raw_format
+from bk_spark.log.entries.fit import ColumnLookup, fitted, position_in
 from bk_spark.log.entries.pieces import NO_LOG, Pieces
+from bk_spark.log.entries.projection import Projection
 from bk_spark.log.entries.schema_checks import METADATA_NAMES, VALUE
+from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.payloads import Payloads
@@ -20,6 +23,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 #: Batches smaller than the first are joined with their neighbours, up to about the second.
 _SMALL_BATCH_BYTES: Final = 64 * 1024
 _JOINED_BATCH_BYTES: Final = 1024 * 1024
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -60,6 +64,11 @@ class _Origin:
         shifts = pieces.first - pieces.entry_sums[:-1]
         return cls(pieces, counts, np.repeat(shifts, counts) + np.arange(int(counts.sum())))
 
+    @property
+    def log(self) -> str | None:
+        """The log of a single piece. None for a ledger that is read without a log."""
+        return None if int(self.pieces.log[0]) == NO_LOG else self.pieces.logs[int(self.pieces.log[0])]
+
     def where(self, row: int) -> tuple[int, int]:
         """Return the ledger and entry of a row."""
         piece = int(np.searchsorted(np.cumsum(self.counts), row, side="right"))
@@ -95,11 +104,20 @@ def _or_nulls(known: Int64s, values: Int64s) -> pa.Array:
 
 
 class EntryRows:
-    """Turns entries into batches of ``schema``: its columns only, in its order."""
+    """Turns entries into batches of ``schema``: its columns only, in its order.
 
-    def __init__(self, schema: pa.Schema, entry_format: EntryFormat) -> None:
+    Entries of a log may have been written with other versions of its schema. What they lack is null, and values become
+    those of the types in ``schema``.
+    """
+
+    def __init__(self, schema: pa.Schema, entry_format: EntryFormat, lookup: ColumnLookup | None = None) -> None:
         self._schema = schema
         self._format = entry_format
+        self._lookup = lookup or ColumnLookup()
+        own = frozenset().union(*self._lookup.own.values())
+        self._projection = Projection(
+            [name for name in schema.names if name not in METADATA_NAMES or name in own], self._lookup.names
+        )
 
     def of(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the entries in ``pieces``, in order."""
@@ -121,7 +139,7 @@ class EntryRows:
             own = pieces.at(number)
             for entry_id in range(piece.first, piece.last + 1):
                 where = f"entry {entry_id} of ledger {piece.ledger_id}"
-                for batch in arrow_format.batches_in(next(entries), where):
+                for batch in arrow_format.batches_in(next(entries), where, self._projection):
                     rows = batch.num_rows
                     yield self._project(batch, _Origin(own, np.array([rows]), np.full(rows, entry_id)), where)
 
@@ -129,30 +147,40 @@ class EntryRows:
         if batch.schema.equals(self._schema):
             return batch
         columns = []
+        own = self._lookup.own.get(origin.log or "", _NONE)
         for one in self._schema:
-            position = batch.schema.get_field_index(one.name)
-            if position >= 0:
-                columns.append(batch.column(position))
-            elif one.name in METADATA_NAMES:
+            if one.name in METADATA_NAMES and one.name not in own:
                 columns.append(origin.column(one.name))
+                continue
+            position = self._position(batch.schema, one.name)
+            if position is not None:
+                columns.append(batch.column(position))
+            elif origin.log is not None:
+                # Its column is younger than this entry.
+                columns.append(pa.nulls(batch.num_rows, one.type))
             else:
                 raise InvalidArgumentError(
                     f"{where} has no column {one.name}; it has {', '.join(batch.schema.names)}: leave the "
                     "column out of the schema"
                 )
-        return as_batch(columns, self._schema, where)
+        return as_batch(columns, self._schema, where, self._lookup.names)
+
+    def _position(self, schema: pa.Schema, name: str) -> int | None:
+        position = int(schema.get_field_index(name))
+        return position if position >= 0 else position_in(schema.names, name, self._lookup.names)
 
 
-def as_batch(columns: list[pa.Array], schema: pa.Schema, where: str) -> pa.RecordBatch:
+def as_batch(columns: list[pa.Array], schema: pa.Schema, where: str, names: Names = EXACT) -> pa.RecordBatch:
     """Return ``columns`` as a batch of ``schema``. Raises InvalidArgumentError for a column that does not fit."""
     arrays = []
     for column, one in zip(columns, schema, strict=True):
         try:
-            array = column if column.type == one.type else column.cast(one.type)
+            array = fitted(column, one.type, names)
         except pa.ArrowException as error:
             raise InvalidArgumentError(
-                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, or let "
-                "its fields be null"
+                f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, give a "
+                "wider type, or let its fields be null. Who began before the log's columns became wider has to begin "
+                "again, with the schema that they have now"
             ) from error
         # Spark trusts the schema: a null would become a 0, or a NullPointerException far from here.
         if array.null_count and not one.nullable:

@@ -66,6 +66,11 @@ class Names:
         return other
 
 
+#: Names as entries have them: exactly those of the log's columns.
+EXACT: Final = Names(case_sensitive=True)
+ANY_CASE: Final = Names()
+
+
 def fields_of(schema_json: str) -> list[JsonField]:
     """Return the columns of a schema. Raises MetadataFormatError if it is not a struct in Spark's JSON form."""
     try:
