@@ -33,7 +33,7 @@ BENCH_ROUNDS ?= 3
 # Whole manifests. The others are patches, or files of kustomize.
 MANIFESTS := $(filter-out %/kustomization.yaml %/bookie-rack.yaml,$(wildcard deploy/kubernetes/*/*.yaml))
 
-.PHONY: help demo notebooks docs test faults heal-faults stream-faults handed-over rolling simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench bench-compare bench-check proto release clean
+.PHONY: help demo notebooks docs test faults heal-faults stream-faults handed-over rolling sparks simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench bench-compare bench-check proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
@@ -45,6 +45,7 @@ help:
 	@echo "make stream-faults  run streaming queries while their processes and servers are killed: SEEDS=1-50"
 	@echo "make handed-over  let either bookie go on with directories that the other left, in every order: SEEDS=0-3, or 2"
 	@echo "make rolling  replace Apache's bookies by ours and back, one after the other, while clients go on"
+	@echo "make sparks  run the tests of the data source with another release of Spark: RELEASE=4.0"
 	@echo "make simulate  play random histories of the protocol on all cores, other ones every day: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
 	@echo "make simulate-collection  the same for a bookie's garbage collection"
@@ -117,6 +118,11 @@ handed-over: $(STAMP) $(APACHE_CLASSES)
 rolling: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
 	ROLLING_RING=1 $(BIN)/python -m pytest tests/interop/test_rolling_replacement.py tests/interop/test_repair_commands.py $(PYTEST_ARGS)
+
+# Another release of Spark is downloaded once (430 MB), into $(VENV)/sparks.
+sparks: $(STAMP)
+	@scripts/ensure_java.sh
+	$(BIN)/python -m tests.support.sparks $(or $(RELEASE),4.0) $(PYTEST_ARGS)
 
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation run $(or $(SEEDS),100000)

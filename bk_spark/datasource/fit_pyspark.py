@@ -1,7 +1,6 @@
 """Importing this module checks that the data source supports the installed PySpark.
 
-Before 4.2, Spark has no ``pyspark.sql.streaming.datasource`` and passes no limits to streaming sources in Python.
-Before 4.1, streaming sinks get no Arrow batches.
+Before 4.0, Spark has no data sources in Python. :mod:`bk_spark.datasource.pyspark_api` says what later releases lack.
 """
 
 from __future__ import annotations

@@ -10,24 +10,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
 
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.bounds import Bounds
 from bk_spark.protocol.arrays import Int64s
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 _LEAST: Final = -(2**63)
 _MOST: Final = 2**63 - 1
@@ -125,6 +118,17 @@ def _fulfil(limits: Limits, column: Int64s) -> npt.NDArray[np.bool_]:
 
 def _with(limits: Limits, condition: Filter, number: Callable[[object], int | None]) -> Limits:
     """Return ``limits`` narrowed by ``condition``, or unchanged if the condition is unusable."""
+    # Spark 4.0 has none of these, and passes no filters.
+    from pyspark.sql.datasource import (
+        EqualNullSafe,
+        EqualTo,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        LessThan,
+        LessThanOrEqual,
+    )
+
     if isinstance(condition, In):
         # Nothing equals null.
         values = [number(one) for one in condition.value if one is not None]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
 )
 from pyspark.sql.types import StructType
@@ -97,7 +97,7 @@ class BookKeeperDataSource(DataSource):
         return BatchWriter(self._parsed(writing=True), schema, overwrite)
 
     @plain_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's)
         from bk_spark.datasource.stream.writer import StreamWriter
 
         writer = StreamWriter(self._parsed(writing=True, streaming=True), schema, overwrite)

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 #: The oldest and newest minor versions that the tests have run with.
-OLDEST: Final = (4, 2)
+OLDEST: Final = (4, 0)
 NEWEST: Final = (4, 3)
 RANGE: Final = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
 _INSTALL: Final = 'pip install "pyspark>={}.{}"'.format(*OLDEST)

@@ -150,12 +150,12 @@ def test_a_java_that_is_too_old(doctor: Doctor, tmp_path: Path, version: str, ma
 
 
 def test_an_unfit_pyspark(doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "site" / "pyspark-4.1.4.dist-info"
+    info = tmp_path / "site" / "pyspark-3.5.9.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.1.4\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 3.5.9\n")
     monkeypatch.syspath_prepend(info.parent)
     told = doctor().problem("pyspark")
-    assert told.startswith("PySpark 4.1.4 is too old: the data source needs PySpark 4.2 to ")
+    assert told.startswith("PySpark 3.5.9 is too old: the data source needs PySpark 4.0 to ")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 9.0.0\n")
     importlib.invalidate_caches()
     assert "newer than all tested versions" in doctor().told("pyspark", "warning")

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tests.support.sparks import OF_EVERY_RELEASE, RELEASES
+
 _PYTHON: Final = sys.executable
 _PYTEST: Final = (_PYTHON, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider")
 #: A number and the word or two that it counts, as the runs print them: "250 histories", "12 ensemble changes".
@@ -75,6 +77,18 @@ def _pytest(name: str, tests: list[str], share: float, figures: str, variable: s
     )
 
 
+def _spark_release(release: str) -> Run:
+    """The tests of the data source with one release of Spark, once in a night as a rule."""
+    return Run(
+        f"Spark {release}",
+        lambda first, last: [_PYTHON, "-m", "tests.support.sparks", release, *OF_EVERY_RELEASE],
+        1,
+        0.1,
+        re.compile(r"^\d+ passed"),
+        repeat=lambda first, last: f"make sparks RELEASE={release}",
+    )
+
+
 #: Models: each uses one core.
 MODELS: Final = (
     _simulation("ledgers", 2_000, 2.0),
@@ -136,6 +150,7 @@ SERVERS: Final = (
         re.compile(r"^\d+ passed"),
         repeat=lambda first, last: 'make test PYTEST_ARGS="-m turns"',
     ),
+    *map(_spark_release, RELEASES),
     _pytest(
         "directories handed over",
         ["tests/interop/test_directories_handed_over.py", "-k", "every_order"],

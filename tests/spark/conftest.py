@@ -10,8 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.datasource.pyspark_api import HAS_LIMITS
 from bk_spark.log.store import LogStore
 from tests.support.connector import Connector
+
+#: Without Spark, and with limits in most of its tests.
+collect_ignore = [] if HAS_LIMITS else ["test_stream_source_planning.py"]
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,7 @@ def test_time_of_day_and_variant(connector: Connector, log: str) -> None:
     )
 
 
+@pytest.mark.every_spark
 def test_an_instant_is_the_same_in_every_time_zone(connector: Connector, log: str) -> None:
     def micros(frame: DataFrame) -> list[Any]:
         return frame.selectExpr("unix_micros(at) at", "string(wall) wall", "unix_micros(n.ats[0]) n").collect()
@@ -258,6 +259,7 @@ def test_compression(connector: Connector, log: str, logs: LogStore, client: Blo
 # --- metadata ---
 
 
+@pytest.mark.every_spark
 def test_metadata_columns(connector: Connector, log: str) -> None:
     frame = _people(connector, 1000)
     connector.write(frame, log, entryFormat="arrow", entryBytes="2k")

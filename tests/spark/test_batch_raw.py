@@ -39,6 +39,7 @@ def _numbered(prefix: str, count: int) -> list[str]:
 # --- values and metadata ---
 
 
+@pytest.mark.every_spark
 def test_bytes_round_trip(connector: Connector, log: str) -> None:
     frame = connector.spark.createDataFrame([(value,) for value in VALUES], "value binary").coalesce(1)
     connector.write(frame, log)
@@ -187,6 +188,7 @@ def test_an_overwrite_that_fails_leaves_the_old_rows(connector: Connector, log: 
     assert _values(connector.read(log)) == _numbered("row ", 50)
 
 
+@pytest.mark.every_spark
 def test_the_same_transaction_appends_once(connector: Connector, log: str) -> None:
     frame = connector.spark.sql(texts(10, prefix="first "))
     for _ in range(2):

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from bk_spark.log.store import LogStore
 from tests.support.connector import Connector, texts
+from tests.support.sparks import needs_limits
 from tests.support.streams import numbers
 
 
@@ -26,7 +27,7 @@ def _stream(connector: Connector, log: str) -> DataFrame:
     ("trigger", "text"),
     [
         ({"continuous": "1 second"}, "does not support continuous processing"),
-        ({"realTime": "5 minutes"}, "STREAMING_REAL_TIME_MODE"),
+        pytest.param({"realTime": "5 minutes"}, "STREAMING_REAL_TIME_MODE", marks=needs_limits),
     ],
     ids=["continuous", "real time"],
 )

@@ -11,6 +11,9 @@ from pyspark.sql import DataFrame
 
 from bk_spark.log.store import LogStore
 from tests.support.connector import Connector, texts
+from tests.support.sparks import needs_filters
+
+pytestmark = needs_filters
 
 CONF = "spark.sql.python.filterPushdown.enabled"
 

@@ -70,6 +70,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
 
 
+@pytest.mark.every_spark
 def test_s1_restarts_and_a_forgotten_commit(
     connector: Connector, log: str, checkpoint: Path, logs: LogStore, client: BlockingClient
 ) -> None:
@@ -271,6 +272,7 @@ def test_an_open_tail(connector: Connector, log: str, checkpoint: Path) -> None:
 # --- foreachBatch ---
 
 
+@pytest.mark.every_spark
 def test_foreach_batch_repeated(connector: Connector, log: str, checkpoint: Path, logs: LogStore) -> None:
     """Batch writes within foreachBatch, each with the batch's number; the last one is run again."""
     done: list[int] = []

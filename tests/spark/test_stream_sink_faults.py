@@ -129,6 +129,7 @@ def test_s1_a_lost_answer_is_found_out(connector: Connector, log: str, checkpoin
 # --- S2 ---
 
 
+@pytest.mark.every_spark
 def test_s2_killed_between_the_last_add_and_the_message(
     connector: Connector, log: str, checkpoint: Path, logs: LogStore
 ) -> None:

@@ -17,8 +17,10 @@ from pyspark.sql.streaming import StreamingQuery
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.datasource.entries.schemas import RAW_SCHEMA
+from bk_spark.datasource.pyspark_api import HAS_LIMITS
 from bk_spark.log.store import LogStore
 from tests.support.connector import Connector, texts
+from tests.support.sparks import needs_limits
 from tests.support.streams import (
     assert_numbers,
     forget_last_commit,
@@ -113,6 +115,7 @@ def _offset(progress: Any, which: str, log: str) -> int:
 # --- rows, batches, restarts ---
 
 
+@needs_limits
 def test_rows_columns_and_lag(connector: Connector, log: str, start: Callable[..., StreamingQuery]) -> None:
     connector.write(connector.spark.sql(texts(50, partitions=3, prefix="a")), log)
     connector.write(connector.spark.sql(texts(20, prefix="b")), log)
@@ -137,6 +140,7 @@ def test_rows_columns_and_lag(connector: Connector, log: str, start: Callable[..
     assert seen.rows == connector.read(log).orderBy("offset").collect()
 
 
+@needs_limits
 def test_s4_restarts_in_the_middle_of_batches(
     connector: Connector, log: str, checkpoint: Path, start: Callable[..., StreamingQuery]
 ) -> None:
@@ -162,6 +166,31 @@ def test_s4_restarts_in_the_middle_of_batches(
     assert len(seen.run_again) == 3
 
 
+@pytest.mark.every_spark
+def test_s4_batches_that_are_repeated(
+    connector: Connector, log: str, checkpoint: Path, start: Callable[..., StreamingQuery]
+) -> None:
+    """As every Spark can do it. A limit has no effect before 4.2, and loses nothing."""
+    connector.write(connector.spark.sql(texts(10, prefix="before ")), log)
+    seen = Seen()
+    with running(start(seen, log=log)) as query:
+        wait_for_batch(query, 0)
+    # Found where the log ended: an empty batch.
+    assert seen.values == []
+    for number, prefix in enumerate(("one ", "two ")):
+        connector.write(connector.spark.sql(texts(4, partitions=1, prefix=prefix)), log)
+        assert forget_last_commit(checkpoint) == number
+        with running(start(seen, log=log, maxEntriesPerTrigger=4)) as query:
+            wait_for_batch(query, number + 1)
+    assert seen.run_again == [0, 1]
+    assert seen.values == _numbered("one ", 4) + _numbered("two ", 4)
+    connector.write(connector.spark.sql(texts(7, partitions=1, prefix="three ")), log)
+    _run_to_end(start(seen, trigger=NOW, log=log, maxEntriesPerTrigger=4))
+    assert seen.values == _numbered("one ", 4) + _numbered("two ", 4) + _numbered("three ", 7)
+    assert len(seen.batches) == (5 if HAS_LIMITS else 4)
+
+
+@pytest.mark.every_spark
 def test_logs_that_grow_and_new_ones(connector: Connector, log: str, start: Callable[..., StreamingQuery]) -> None:
     first, second = f"{log}-1", f"{log}-2"
     connector.write(connector.spark.sql(texts(5, prefix="a")), first)
@@ -179,6 +208,7 @@ def test_logs_that_grow_and_new_ones(connector: Connector, log: str, start: Call
     assert by_log == {first: _numbered("a", 5) + _numbered("c", 5), second: _numbered("b", 5) + _numbered("d", 5)}
 
 
+@needs_limits
 def test_arrow_with_metadata_and_a_schema(
     connector: Connector, log: str, tmp_path: Path, start: Callable[..., StreamingQuery]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.options.options import SourceOptions
@@ -31,7 +31,7 @@ class KilledSource(BookKeeperDataSource):
     def name(cls) -> str:
         return "bookkeeper-killed"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's)
         armed = Path(self.options["checkpointlocation"]).with_suffix(".armed")
         writer = _KilledWriter(parse_options(self.options, writing=True, streaming=True), schema, overwrite, armed)
         if not self._for_commits:

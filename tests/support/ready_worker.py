@@ -20,7 +20,6 @@ _STEPS = (
     "pyarrow.compute",
     "pyarrow.pandas_compat",
     "pyspark.sql.worker.plan_data_source_read",
-    "pyspark.sql.worker.utils",
     "bk_spark.datasource.batch.reader",
     "bk_spark.datasource.batch.writer",
     "bk_spark.datasource.options.parse",

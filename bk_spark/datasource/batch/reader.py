@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.entries.split_rows import Split, read_split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
 from bk_spark.datasource.pushdown import Conditions
+from bk_spark.datasource.pyspark_api import HAS_FILTERS
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class BatchReader(DataSourceReader):
@@ -52,4 +60,9 @@ class PushDownFiltersReader(BatchReader):
 
 def batch_reader(options: SourceOptions, schema: StructType) -> BatchReader:
     """Return the reader for ``options``."""
-    return (PushDownFiltersReader if options.push_down_filters else BatchReader)(options, schema)
+    if not options.push_down_filters:
+        return BatchReader(options, schema)
+    if not HAS_FILTERS:
+        _LOG.warning("option pushDownFilters has no effect: Spark passes filters to sources in Python from 4.1 on")
+        return BatchReader(options, schema)
+    return PushDownFiltersReader(options, schema)

@@ -7,9 +7,9 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from bk_spark.datasource.pyspark_api import spark_arrow_schema
 from bk_spark.log.entries import columns, schema_checks
 from bk_spark.log.entries.columns import Schema, Struct
 from bk_spark.log.entries.schema_text import parse_schema, schema_text
@@ -64,13 +64,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     schema_checks.check_no_duplicates(columns_of(schema))
     for one in schema.fields:
         try:
-            to_arrow_schema(StructType([one]), timezone="UTC", error_on_duplicated_field_names_in_struct=True)
+            spark_arrow_schema(StructType([one]))
         except (PySparkException, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"column {one.name} has type {one.dataType.simpleString()}, which Arrow cannot carry here; "
                 "cast or drop it"
             ) from error
-    return to_arrow_schema(schema, timezone="UTC")
+    return spark_arrow_schema(schema)
 
 
 def with_metadata(schema: StructType) -> StructType:

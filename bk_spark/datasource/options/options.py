@@ -154,7 +154,7 @@ class SourceOptions(PulsarOptions):
         whole(1, MAX_LONG),
         Use.STREAM_READ,
         Group.PACE,
-        "Upper bound of the entries in one micro-batch, over all logs.",
+        "Upper bound of the entries in one micro-batch, over all logs. No effect before Spark 4.2.",
     )
     max_bytes_per_trigger: int | None = option(
         "maxBytesPerTrigger",
@@ -162,7 +162,8 @@ class SourceOptions(PulsarOptions):
         size(1, 2**60),
         Use.STREAM_READ,
         Group.PACE,
-        "Approximate upper bound of the bytes of entries in one micro-batch; at least one entry.",
+        "Approximate upper bound of the bytes of entries in one micro-batch; at least one entry. No effect before "
+        "Spark 4.2.",
     )
     min_entries_per_trigger: int | None = option(
         "minEntriesPerTrigger",
@@ -170,7 +171,8 @@ class SourceOptions(PulsarOptions):
         whole(1, MAX_LONG),
         Use.STREAM_READ,
         Group.PACE,
-        "Wait for this many entries before a micro-batch starts, but no longer than maxTriggerDelay.",
+        "Wait for this many entries before a micro-batch starts, but no longer than maxTriggerDelay. No effect before "
+        "Spark 4.2.",
     )
     max_trigger_delay_ms: int = option(
         "maxTriggerDelay",

@@ -103,5 +103,5 @@ class RangeOptions:
         Use.BATCH_READ,
         Group.RANGE,
         "Use conditions on `offset`, `ledgerId` and `timestamp` to read less. Set it only if Spark's "
-        "`spark.sql.python.filterPushdown.enabled` is `true`; otherwise every read fails.",
+        "`spark.sql.python.filterPushdown.enabled` is `true`; otherwise every read fails. No effect before Spark 4.1.",
     )

@@ -13,12 +13,13 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import LogPlace, log_at
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
+from bk_spark.datasource.pyspark_api import StreamArrowWriter
 from bk_spark.datasource.stream.identity import micro_batch
 from bk_spark.datasource.writing.idle_ledgers import idle_ledgers
 from bk_spark.datasource.writing.target_log import TargetLog, find_or_make_log
@@ -29,7 +30,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 _LOG: Final = logging.getLogger(__name__)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(StreamArrowWriter):
     """One micro-batch of a streaming query on its way to a log.
 
     The constructor only checks its arguments. :meth:`prepare` finds or makes the log. It is called in the driver, on
@@ -60,7 +61,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if batch is None:
             raise InvalidArgumentError(
                 "Spark does not tell the task its query and batch: streaming writes need a query started by "
-                "writeStream.start() on Spark 4.2 or later"
+                "writeStream.start()"
             )
         app = self._options.txn_app_id or batch.query_id
         partition = context.partitionId()

@@ -43,6 +43,20 @@ MUTATIONS: Final = (
         ("tests/unit/test_stream_plan.py::test_an_end_that_is_told_later_is_no_loss",),
     ),
     Mutation(
+        "Before Spark 4.2, a restarted query goes on where its checkpoint ends.",
+        "bk_spark/datasource/stream/unlimited_reader.py",
+        "        self._reached = end\n        return super()",
+        "        return super()",
+        ("tests/spark/test_unlimited_reader.py::test_s4_a_restart_goes_on_behind_the_checkpoint",),
+    ),
+    Mutation(
+        "Before Spark 4.2, a batch takes all that waits: the trigger may be AvailableNow.",
+        "bk_spark/datasource/stream/unlimited_reader.py",
+        "self._reached = self._next(start, limited=False)",
+        "self._reached = self._next(start, limited=True)",
+        ("tests/spark/test_unlimited_reader.py::test_limits_have_no_effect_and_are_named_once",),
+    ),
+    Mutation(
         "The start of a log's first batch is kept until something was read.",
         "bk_spark/datasource/stream/plan.py",
         "positions[name] = Position(one.identity, ends[name], before.start, before.lost + one.lost)",
