@@ -18,7 +18,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     UnauthorizedError,
 )
-from bk_spark.protocol.ledger.reading.range_windows import EntryRange
+from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager, parse_layout
 
@@ -117,7 +117,7 @@ class LogLedgers:
         """Open a ledger for reading without fencing. Reads up to its end if it is closed."""
         return self.client.open_for_reading(ledger_id, self._password, read_lac=False)
 
-    def read_series(self, ranges: Sequence[EntryRange]) -> Generator[Payloads, None, None]:
+    def read_series(self, ranges: EntryRanges | Sequence[EntryRange]) -> Generator[Payloads, None, None]:
         """Read entries that are known to exist, range after range, with read-ahead."""
         return self.client.read_series(ranges, self._password)
 

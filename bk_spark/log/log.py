@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from bk_spark.bookie.blocking import BlockingWriter
@@ -30,6 +30,8 @@ from bk_spark.log.gc.reaper import OnReapProgress
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.tables.operations import BUFFER_BYTES, THREADS, LogTables
+from bk_spark.log.tables.scan import Scan, ScanPosition
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import InvalidArgumentError, LedgerRefusedError, LogReplacedError
@@ -66,6 +68,7 @@ class Log:
         self._now_ms = now_ms
         self._pages = self._log.pages
         self._upkeep = LogUpkeep(self._log)
+        self._tables = LogTables(self)
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
@@ -297,6 +300,26 @@ class Log:
             If the log was opened without its password.
         """
         return LogReader(self._log)
+
+    @documented_as(LogTables.scan)
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        start: ScanPosition = "earliest",
+        end: ScanPosition = "latest",
+        include_metadata: bool = False,
+        threads: int = THREADS,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> Scan:
+        return self._tables.scan(
+            columns,
+            start=start,
+            end=end,
+            include_metadata=include_metadata,
+            threads=threads,
+            buffer_bytes=buffer_bytes,
+        )
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.
