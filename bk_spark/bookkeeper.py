@@ -16,6 +16,7 @@ from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.gc.deletion import DeletionReport
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore
+from bk_spark.log.tables.table_data import new_schema_text
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.quorum import Quorum
@@ -229,14 +230,22 @@ class BookKeeper:
         self._client.delete(ledger_id)
 
     def create_log(
-        self, name: str, *, quorum: Quorum = DEFAULT_QUORUM, digest_type: DigestType = DigestType.CRC32C
+        self,
+        name: str,
+        *,
+        schema: object = None,
+        quorum: Quorum = DEFAULT_QUORUM,
+        digest_type: DigestType = DigestType.CRC32C,
     ) -> Log:
-        """Create an empty ``raw`` log. Each of its entries is one row of bytes.
+        """Create an empty log: an ``arrow`` log with columns, or a ``raw`` one, whose entries are rows of bytes.
 
         Parameters
         ----------
         name
             The name of the log.
+        schema
+            The columns of an ``arrow`` log: a ``pyarrow.Schema``, or Arrow, pandas or polars data that has the columns.
+            Every column may hold nulls, whatever is said here. Without it the log is ``raw``.
         quorum
             Ensemble size, write quorum and ack quorum of the log's ledgers.
         digest_type
@@ -252,11 +261,13 @@ class BookKeeper:
         LogExistsError
             If a log with this name exists.
         InvalidArgumentError
-            If no log can have this name.
+            If no log can have this name, or a column has a type that Spark does not have.
         MetadataUnavailableError
             If ZooKeeper does not answer.
         """
-        settings = LogSettings.create(quorum, digest_type, EntryFormat.RAW, self._password)
+        entry_format = EntryFormat.RAW if schema is None else EntryFormat.ARROW
+        text = None if schema is None else new_schema_text(schema)
+        settings = LogSettings.create(quorum, digest_type, entry_format, self._password, text)
         return self._logs.create_log(name, settings, self._password)
 
     def log(self, name: str) -> Log:

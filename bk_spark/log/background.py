@@ -6,10 +6,9 @@ import logging
 import os
 import threading
 import time
-from typing import Final
+from typing import Final, Protocol
 
-from bk_spark.log.gc.maintenance import INTERVAL_MS
-from bk_spark.log.log import Log
+from bk_spark.log.gc.maintenance import INTERVAL_MS, MaintenanceReport
 
 _LOG: Final = logging.getLogger(__name__)
 #: The longest time a commit waits for maintenance. Usually enough to finish. The rest continues while the process
@@ -21,14 +20,23 @@ _LOCK: Final = threading.Lock()
 _BACKGROUND: Final[dict[tuple[int, str], tuple[float, threading.Thread]]] = {}
 
 
-def look_after(log: Log) -> None:
+class MaintainedLog(Protocol):
+    """A log, as its maintenance needs it: see :class:`bk_spark.log.log.Log`."""
+
+    name: str
+    log_id: str
+
+    def maintain(self) -> MaintenanceReport: ...
+
+
+def look_after(log: MaintainedLog) -> None:
     """Like :func:`start_in_background`, then wait up to WAIT_S: a job that commits once may end right after."""
     thread = start_in_background(log)
     if thread is not None:
         thread.join(WAIT_S)
 
 
-def start_in_background(log: Log) -> threading.Thread | None:
+def start_in_background(log: MaintainedLog) -> threading.Thread | None:
     """Maintain ``log`` in a separate thread. Returns None if this process has done so within INTERVAL_MS.
 
     Never raises: errors are logged. The thread ends with the process. The next round does what it leaves undone.
@@ -48,7 +56,7 @@ def start_in_background(log: Log) -> threading.Thread | None:
         return thread
 
 
-def _maintain_quietly(log: Log) -> None:
+def _maintain_quietly(log: MaintainedLog) -> None:
     try:
         report = log.maintain()
         if report.reaped is not None:

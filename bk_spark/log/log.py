@@ -30,7 +30,7 @@ from bk_spark.log.gc.reaper import OnReapProgress
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.tables.operations import BUFFER_BYTES, THREADS, LogTables
+from bk_spark.log.tables.operations import BUFFER_BYTES, ENTRY_BYTES, THREADS, LogTables
 from bk_spark.log.tables.scan import Scan, ScanPosition
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
@@ -319,6 +319,32 @@ class Log:
             include_metadata=include_metadata,
             threads=threads,
             buffer_bytes=buffer_bytes,
+        )
+
+    @documented_as(LogTables.write)
+    def write(
+        self,
+        data: object,
+        *,
+        mode: str = "append",
+        txn_app_id: str | None = None,
+        txn_version: int | None = None,
+        compression: str | None = None,
+        entry_bytes: int = ENTRY_BYTES,
+        fence_tail: bool = False,
+        roll_bytes: int = 1 << 30,
+        roll_ms: int = 3_600_000,
+    ) -> CommitResult:
+        return self._tables.write(
+            data,
+            mode=mode,
+            txn_app_id=txn_app_id,
+            txn_version=txn_version,
+            compression=compression,
+            entry_bytes=entry_bytes,
+            fence_tail=fence_tail,
+            roll_bytes=roll_bytes,
+            roll_ms=roll_ms,
         )
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:

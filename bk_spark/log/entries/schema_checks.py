@@ -105,25 +105,31 @@ def check_arrow_read(wanted: Schema, stored: Schema, owner: str) -> None:
             )
 
 
-def check_same_columns(written: Schema, stored: Schema, log: str) -> None:
-    """Raise InvalidArgumentError, naming the first difference, unless the data has exactly the log's columns."""
-    check_no_duplicates(written)
+def check_same_names(written: Schema, stored: Schema, log: str) -> None:
+    """Raise InvalidArgumentError, naming the first difference, unless the data has columns of the log's names."""
     for one in written.fields:
-        fixed = stored.find(one.name)
-        if fixed is None:
-            raise InvalidArgumentError(
-                f"log {log} has no column {one.name}; it has {', '.join(stored.names)}: drop or rename it"
-            )
-        if not same_type(fixed.type, one.type):
-            raise InvalidArgumentError(
-                f"column {one.name} is {one.type.simple} here and {fixed.type.simple} in log {log}: cast it"
-            )
+        if stored.find(one.name) is None:
+            raise _no_such_column(one.name, stored, log)
     for column in stored.fields:
         if written.find(column.name) is None:
             raise InvalidArgumentError(
                 f"column {column.name} of log {log} is missing from the data: add it, for example as a null of type "
                 f"{column.type.simple}"
             )
+
+
+def check_same_columns(written: Schema, stored: Schema, log: str) -> None:
+    """Raise InvalidArgumentError, naming the first difference, unless the data has exactly the log's columns."""
+    check_no_duplicates(written)
+    for one in written.fields:
+        fixed = stored.find(one.name)
+        if fixed is None:
+            raise _no_such_column(one.name, stored, log)
+        if not same_type(fixed.type, one.type):
+            raise InvalidArgumentError(
+                f"column {one.name} is {one.type.simple} here and {fixed.type.simple} in log {log}: cast it"
+            )
+    check_same_names(written, stored, log)
 
 
 def check_same_schema(one: Schema, name: str, other: Schema, other_name: str, kind: str = "log") -> None:
@@ -144,3 +150,7 @@ def check_same_schema(one: Schema, name: str, other: Schema, other_name: str, ki
                     f"column {column.name} is {column.type.simple} in {kind} {owner} and "
                     f"{there.type.simple} in {kind} {lacking}: read them apart, or give a schema() without it"
                 )
+
+
+def _no_such_column(name: str, stored: Schema, log: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"log {log} has no column {name}; it has {', '.join(stored.names)}: drop or rename it")

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from bk_spark.log.core.plan import CommitResult
+from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.tables.scan import Scan, ScannedLog, ScanPosition, scan_of
+from bk_spark.log.tables.write import CommittedLog, WriteOptions, write_rows
 
 #: Threads of one scan. They wait for bookies more than they compute.
 THREADS: Final = 4
 BUFFER_BYTES: Final = 64 * 1024 * 1024
+ENTRY_BYTES: Final = 1024 * 1024
 
 
-class TableLog(ScannedLog, Protocol):
+class TableLog(ScannedLog, CommittedLog, Protocol):
     """A log, as its methods for tables need it: see :class:`bk_spark.log.log.Log`."""
 
 
@@ -81,3 +85,71 @@ class LogTables:
             threads=threads,
             buffer_bytes=buffer_bytes,
         )
+
+    def write(
+        self,
+        data: object,
+        *,
+        mode: str = "append",
+        txn_app_id: str | None = None,
+        txn_version: int | None = None,
+        compression: str | None = None,
+        entry_bytes: int = ENTRY_BYTES,
+        fence_tail: bool = False,
+        roll_bytes: int = 1 << 30,
+        roll_ms: int = 3_600_000,
+    ) -> CommitResult:
+        """Write rows in one transaction, without Spark: readers see all of them or none.
+
+        Rows go to ledgers of their own while they are read from ``data``, so that ``data`` may be larger than memory.
+        A commit adds them to the log at the end. If the process dies before, the log does not change, and maintenance
+        deletes the ledgers later.
+
+        Parameters
+        ----------
+        data
+            A ``pyarrow.Table``, ``RecordBatch`` or ``RecordBatchReader``, a DataFrame of pandas or polars, or anything
+            else that hands over an Arrow stream, such as a :class:`Scan` or a relation of DuckDB. Its columns must be
+            the log's, in any order, with the same types. Types with the same values, such as large strings, are the
+            same. A raw log takes one column, ``value``, of binary or string.
+        mode
+            ``"append"``, or ``"overwrite"``: the rows replace all others, in the same transaction.
+        txn_app_id, txn_version
+            A name, and a number that increases with each write under that name. A write that is repeated with the same
+            two is in the log once. Give both or neither.
+        compression
+            Of the entries of an arrow log: ``"lz4"``, ``"zstd"`` or None.
+        entry_bytes
+            The target size of an entry of an arrow log, before compression.
+        fence_tail
+            Take over an open tail instead of failing. Its writer can no longer write.
+        roll_bytes, roll_ms
+            Continue in a new ledger after this many bytes, or milliseconds.
+
+        Returns
+        -------
+        CommitResult
+            The offsets, and whether this write added the rows or an earlier one did.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a column is missing, too much, of another type, or has a value that does not fit, or an argument is
+            wrong. The log has not changed.
+        LogTailOpenError
+            If a live log writer holds the tail, and ``fence_tail`` is not set.
+        NotEnoughBookiesError
+            If fewer bookies are writable than the log's ensemble needs.
+        OutcomeUnknownError
+            If it is unknown whether the rows were committed. With ``txn_app_id``, write them again.
+        """
+        options = WriteOptions(
+            mode,
+            txn_app_id,
+            txn_version,
+            compression,
+            entry_bytes,
+            fence_tail,
+            RollLimits(roll_bytes, roll_ms),
+        )
+        return write_rows(self._log, data, options)

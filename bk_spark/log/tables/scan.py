@@ -95,9 +95,9 @@ class Scan:
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
         """Read the rows batch by batch. Closing the generator ends the reading.
 
-        Yields
-        ------
-        pyarrow.RecordBatch
+        Returns
+        -------
+        generator of pyarrow.RecordBatch
             Rows in order.
         """
         parts = cut_splits(self._pieces, _PART_BYTES)
@@ -129,7 +129,7 @@ class Scan:
 
         Parameters
         ----------
-        options
+        **options
             As for ``pyarrow.Table.to_pandas``.
 
         Returns
