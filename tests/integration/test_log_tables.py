@@ -455,7 +455,11 @@ class TestWrites:
             log.write(pa.table({"t": pa.array([1], pa.timestamp("ns"))}))
         log.write(pa.table({"t": pa.array([1000], pa.timestamp("ns"))}))
 
-    @pytest.mark.parametrize("data", [[1, 2], {"id": [1]}, None, pl.LazyFrame({"id": [1]}), "orders.parquet"], ids=repr)
+    @pytest.mark.parametrize(
+        "data",
+        [[1, 2], {"id": [1]}, None, pl.LazyFrame({"id": [1]}), "orders.parquet"],
+        ids=lambda one: type(one).__name__,
+    )
     def test_what_is_no_table(self, log: Log, data: object) -> None:
         with pytest.raises(errors.InvalidArgumentError, match="a log takes Arrow tables.* make a pyarrow.Table of it"):
             log.write(data)

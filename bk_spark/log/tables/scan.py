@@ -13,8 +13,9 @@ import pyarrow as pa
 from bk_spark.log.entries.arrow_types import arrow_schema
 from bk_spark.log.entries.columns import Schema, Struct
 from bk_spark.log.entries.entry_rows import EntryRows, joined
+from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Pieces, cut_splits
-from bk_spark.log.entries.schema_checks import METADATA_COLUMNS, RAW_SCHEMA, VALUE, with_metadata
+from bk_spark.log.entries.schema_checks import METADATA_COLUMNS, METADATA_NAMES, RAW_SCHEMA, VALUE, with_metadata
 from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.ledgers import LogLedgers
@@ -104,7 +105,8 @@ class Scan:
         settings = self._log.settings
         stored = (VALUE,) if settings.entry_format is EntryFormat.RAW else parse_schema(settings.schema_json).names
         is_narrow = not {*stored} <= {*self._schema.names}
-        sources: list[Source] = [_Part(self._log, self._schema, part, is_narrow).batches for part in parts]
+        lookup = ColumnLookup(own={self._log.name: METADATA_NAMES & {*stored}})
+        sources: list[Source] = [_Part(self._log, self._schema, part, lookup, is_narrow).batches for part in parts]
         reads = OrderedReads(sources, threads=self._threads, buffer_bytes=self._buffer_bytes)
         return reads.batches()
 
@@ -226,10 +228,11 @@ class _Part:
     log: ScannedLog
     schema: pa.Schema
     pieces: Pieces
+    lookup: ColumnLookup
     is_narrow: bool
 
     def batches(self) -> Generator[Costly, None, None]:
-        rows = EntryRows(self.schema, self.log.settings.entry_format)
+        rows = EntryRows(self.schema, self.log.settings.entry_format, self.lookup)
         sums, reached = self.pieces.entry_sums, 0
         try:
             with closing(self.log.ledgers.read_series(self.pieces.entry_ranges)) as parts:

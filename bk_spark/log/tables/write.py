@@ -88,7 +88,9 @@ def write_rows(log: CommittedLog, data: object, options: WriteOptions) -> Commit
             options.entry_bytes,
         )
         ranges = append_rows(batches, TaskLedgers(log, app, run, options.roll), form, partition=0)
-    message = CommitMessage(log.log_id, app, run, _QUERY, options.txn_version or 0, 0, ranges)
+    message = CommitMessage(
+        log.log_id, app, run, _QUERY, options.txn_version or 0, 0, ranges, None, settings.schema_version
+    )
     result = log.commit(
         CommitRequest.from_messages(
             [message],
