@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
-from tests.interop.maven_build import harness_classpath
+from tests.interop.maven_build import PROJECT, harness_classpath
 from tests.interop.payloads import Payloads
 
 #: Digest types by the names of Apache's client API.
@@ -165,6 +165,9 @@ class JavaClient:
     """The harness process; a context manager. Thread-safe. ``log_path`` gets what the JVM logs; ``jvm_options``
     (see :mod:`tests.interop.jvm`) are those of memory and compiler."""
 
+    project: ClassVar[Path] = PROJECT
+    main: ClassVar[str] = "org.bkspark.interop.Harness"
+
     def __init__(self, log_path: Path, jvm_options: Sequence[str] = jvm.SMALL_CLIENT) -> None:
         self._log_path = log_path
         self._ids = itertools.count(1)
@@ -174,7 +177,7 @@ class JavaClient:
         options = (*jvm_options, *jvm.COMMON)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [find_java(), *options, "-cp", harness_classpath(), "org.bkspark.interop.Harness"],
+                [find_java(), *options, "-cp", harness_classpath(self.project), self.main],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,0 +1,456 @@
+"""Topics that a real broker of Apache Pulsar writes, read by Spark from the bookies: ours, and Apache's.
+
+What a Java reader gets from the broker is compared row by row with what Spark gets without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.local import LocalCluster
+from tests.interop.apache import ApacheBookies
+from tests.interop.pulsar.broker import PulsarBroker, PulsarProcess, message
+from tests.support.nursery import QuickCluster
+from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
+
+NAMESPACE: Final = "interop/topics"
+_TIMEOUT_S: Final = 120.0
+_EPOCH: Final = datetime.datetime(1970, 1, 1)
+_COMPRESSIONS: Final = ("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY")
+_EXPECTED_COLUMNS: Final = (
+    "__topic",
+    "__ledgerId",
+    "__entryId",
+    "__batchIndex",
+    "__messageId",
+    "__key",
+    "value",
+    "__messageProperties",
+    "__publishTime",
+    "__eventTime",
+    "__sequenceId",
+    "__producerName",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulsar:
+    """A broker, and Spark beside it."""
+
+    broker: PulsarBroker
+    spark: SparkSession
+    metadata_service_uri: str
+
+    def topic(self, name: str) -> str:
+        return f"persistent://{NAMESPACE}/{name}"
+
+    def read(self, *topics: str, **options: str) -> DataFrame:
+        return self._of(self.spark.read, *topics, **options)
+
+    def stream(self, *topics: str, **options: str) -> DataFrame:
+        return self._of(self.spark.readStream, *topics, **{"startingOffsets": "earliest", **options})
+
+    def _of(self, reader: Any, *topics: str, **options: str) -> DataFrame:
+        named = {"pulsarTopics": ",".join(topics)} if topics else {}
+        frame: DataFrame = (
+            reader.format("bookkeeper")
+            .options(metadataServiceUri=self.metadata_service_uri, **{**named, **options})
+            .load()
+        )
+        return frame
+
+    def rows(self, *topics: str, **options: str) -> list[tuple[Any, ...]]:
+        return sorted(map(_of_spark, self.read(*topics, **options).select(*_EXPECTED_COLUMNS).collect()))
+
+    def java_rows(self, *topics: str) -> list[tuple[Any, ...]]:
+        return sorted(_of_java(row) for topic in topics for row in self.broker.read(topic))
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarProcess]:
+    with PulsarProcess(tmp_path_factory.mktemp("pulsar") / "harness.log") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def pulsar(tmp_path_factory: pytest.TempPathFactory, process: PulsarProcess, spark: SparkSession) -> Iterator[Pulsar]:
+    """A broker on a ZooKeeper and three bookies of ours."""
+    directory = tmp_path_factory.mktemp("pulsar-cluster")
+    with QuickCluster(
+        directory, bookies=3, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
+    ) as cluster:
+        uri = cluster.metadata_service_uri
+        broker = PulsarBroker(process, "ours", MetadataServiceUri.parse(uri).servers, {})
+        broker.init()
+        broker.start()
+        broker.call("make_namespace", namespace=NAMESPACE)
+        yield Pulsar(broker, spark, uri)
+        broker.stop()
+
+
+def _name(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex[:8]}"
+
+
+def _of_java(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        row["topic"],
+        row["ledger"],
+        row["entry"],
+        row["batch_index"],
+        row["message_id"],
+        row["key"] or "",
+        row["key"] is None,
+        row["value"] or "",
+        row["value"] is None,
+        tuple(sorted(row["properties"].items())),
+        row["publish_time"],
+        row["event_time"],
+        row["sequence_id"],
+        row["producer"],
+    )
+
+
+def _of_spark(row: Row) -> tuple[Any, ...]:
+    topic, ledger, entry, index, message_id, key, value, properties, published, event, sequence, producer = row
+    return (
+        topic,
+        ledger,
+        entry,
+        -1 if index is None else index,
+        _text(message_id),
+        _text(key),
+        key is None,
+        _text(value),
+        value is None,
+        tuple(sorted(properties.items())),
+        _ms(published),
+        0 if event is None else _ms(event),
+        sequence,
+        producer,
+    )
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else base64.b64encode(data).decode()
+
+
+def _ms(moment: datetime.datetime) -> int:
+    return (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
+
+
+def _varied(count: int) -> list[dict[str, Any]]:
+    """Messages with all that a message can have, in turn."""
+    found = []
+    for i in range(count):
+        more: dict[str, Any] = {}
+        if i % 3 == 0:
+            more["key"] = f"key {i % 5}" if i else ""
+        if i % 8 == 7:
+            more["key_bytes"] = bytes([200, i])
+        if i % 4 == 1:
+            more["properties"] = {"i": str(i), "größe": "ü"}
+        if i % 5 == 2:
+            more["event_time"] = 1_700_000_000_000 + i
+        value = None if i % 7 == 6 else b"" if i % 11 == 10 else f"value {i} ".encode() + b"abcdefgh" * (i % 40)
+        found.append(message(value, **more))
+    return found
+
+
+def _write_all_forms(pulsar: Pulsar) -> list[str]:
+    """Topics with every compression, in batches and alone, with chunks of two producers, and with partitions."""
+    broker, topics = pulsar.broker, []
+    for compression in _COMPRESSIONS:
+        topic = pulsar.topic(_name(f"form {compression} +%ü~*"))
+        broker.produce(topic, _varied(33), batch=10, compression=compression, producer="in batches")
+        broker.produce(topic, _varied(12), compression=compression, producer="one by one")
+        topics.append(topic)
+    chunked = pulsar.topic(_name("chunked"))
+    big = [message(bytes([i]) * 1500, key=f"big {i}") for i in range(8)]
+    broker.produce(chunked, big, chunk_bytes=400, producer="chunks")
+    broker.produce(chunked, big, chunk_bytes=300, producer="compressed chunks", compression="LZ4")
+    parts = pulsar.topic(_name("parts"))
+    broker.call("make_partitions", topic=parts, count=3)
+    broker.produce(parts, first=0, count=60, batch=5)
+    return [*topics, chunked, parts]
+
+
+def test_spark_reads_what_java_reads(pulsar: Pulsar, tmp_path: Path) -> None:
+    """In one batch, and in a stream of small micro-batches whose ends lie between the chunks of messages."""
+    topics = _write_all_forms(pulsar)
+    expected = pulsar.java_rows(*topics)
+    assert len(expected) == 5 * 45 + 16 + 60
+    _wait_for(lambda: pulsar.rows(*topics, splitBytes="2k"), expected)
+    assert pulsar.rows(*topics, minPartitions="40") == expected
+
+    found: list[Row] = []
+    query = (
+        pulsar.stream(*topics, maxEntriesPerTrigger="60")
+        .select(*_EXPECTED_COLUMNS)
+        .writeStream.foreachBatch(lambda frame, _: found.extend(frame.collect()))
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(int(_TIMEOUT_S))
+    assert len(query.recentProgress) > 2
+    assert sorted(map(_of_spark, found)) == expected
+
+
+def test_messages_of_transactions_come_when_they_are_committed(pulsar: Pulsar, tmp_path: Path) -> None:
+    topic = pulsar.topic(_name("transactions"))
+    broker = pulsar.broker
+    for number in (1, 2, 3):
+        broker.call("begin", transaction=number)
+    broker.produce(topic, [message(b"before"), message(b"one", transaction=1), message(b"two", transaction=2)])
+    broker.produce(topic, [message(b"batch 1", transaction=1), message(b"batch 2", transaction=1)], batch=10)
+    broker.produce(topic, [message(b"of none"), message(b"aborted", transaction=2)])
+    broker.call("end", transaction=1, commit=True)
+    broker.call("end", transaction=2, commit=False)
+    broker.produce(topic, [message(b"open", transaction=3), message(b"behind the open one")])
+
+    values = [b"before", b"one", b"batch 1", b"batch 2", b"of none"]
+    assert [base64.b64decode(row["value"]) for row in broker.read(topic)] == values
+    _wait_for(lambda: _values(pulsar.read(topic)), values)
+    streamed: list[bytes] = []
+    _run_stream(pulsar, [topic], tmp_path, streamed, maxEntriesPerTrigger="4")
+    assert streamed == values
+
+    broker.call("end", transaction=3, commit=True)
+    values += [b"open", b"behind the open one"]
+    _wait_for(lambda: _values(pulsar.read(topic)), values)
+    # A start behind the first messages of a transaction takes those that follow.
+    row = broker.read(topic)[2]
+    start = f'{{"{topic}": "{row["ledger"]}:{row["entry"]}"}}'
+    assert _values(pulsar.read(topic, startingOffsets=start)) == values[2:]
+    _run_stream(pulsar, [topic], tmp_path, streamed, maxEntriesPerTrigger="4")
+    assert streamed == values
+
+
+def test_a_stream_follows_while_java_writes_ledgers_roll_and_the_broker_restarts(
+    pulsar: Pulsar, tmp_path: Path
+) -> None:
+    """Each message once and in order. The query is killed and started again on the way."""
+    topic, broker = pulsar.topic(_name("followed")), pulsar.broker
+    broker.produce(topic, first=0, count=10)
+    follower = _Follower(pulsar, topic, tmp_path)
+    follower.start()
+    written = 10
+    for step in range(6):
+        broker.produce(topic, first=written, count=70, batch=3 if step % 2 else 0)
+        written += 70
+        if step == 1:
+            broker.call("unload", topic=topic)
+        if step == 2:
+            follower.wait_for(written - 30)
+            follower.stop()
+        if step == 3:
+            broker.stop()
+            broker.start()
+            follower.start()
+    follower.wait_for(written)
+    follower.stop()
+    assert follower.values == [b"%08d" % number for number in range(written)]
+
+
+def test_removed_ledgers_are_an_error_or_skipped(pulsar: Pulsar, tmp_path: Path) -> None:
+    namespace = f"interop/{_name('trimmed')}"
+    broker, topic = pulsar.broker, f"persistent://{namespace}/topic"
+    broker.call("make_namespace", namespace=namespace)
+    broker.produce(topic, first=0, count=50)
+    streamed: list[bytes] = []
+    _run_stream(pulsar, [topic], tmp_path, streamed, maxEntriesPerTrigger="5", once=True)
+    first = broker.read(topic)[0]
+    plan = pulsar.read(topic)
+    broker.call("keep_nothing", namespace=namespace)
+    broker.produce(topic, first=50, count=45)
+    _trim_until_gone(pulsar, topic, first["ledger"])
+
+    start = f'{{"{topic}": "{first["ledger"]}:0"}}'
+    _refused(lambda: _values(pulsar.read(topic, startingOffsets=start)), "it is gone, the topic starts at")
+    left = _values(plan)
+    assert left == _values(pulsar.read(topic, startingOffsets=start, failOnDataLoss="false"))
+    assert left == [b"%08d" % number for number in range(95 - len(left), 95)]
+    _refused(
+        lambda: _run_stream(pulsar, [topic], tmp_path, streamed),
+        f"topic {topic}: messages before .* were removed, or may have been",
+    )
+    _run_stream(pulsar, [topic], tmp_path, streamed, failOnDataLoss="false")
+    assert streamed[-len(left) :] == left
+
+
+def test_encrypted_messages_are_refused_skipped_or_handed_over(pulsar: Pulsar) -> None:
+    topic = pulsar.topic(_name("encrypted"))
+    pulsar.broker.produce(topic, [message(b"in clear")])
+    pulsar.broker.produce(topic, [message(b"secret", key="k")], encryption_key=_public_key())
+    _wait_for(lambda: pulsar.read(topic, pulsarEncrypted="raw").count(), 2)
+    _refused(lambda: _values(pulsar.read(topic)), "encrypted")
+    assert _values(pulsar.read(topic, pulsarEncrypted="skip")) == [b"in clear"]
+    assert pulsar.rows(topic, pulsarEncrypted="raw") == pulsar.java_rows(topic)
+
+
+def test_what_cannot_be_read_is_refused_with_the_remedy(pulsar: Pulsar, zk_only: LocalCluster) -> None:
+    parts = pulsar.topic(_name("parts"))
+    pulsar.broker.call("make_partitions", topic=parts, count=2)
+    assert pulsar.read(parts).count() == 0
+    assert pulsar.read(f"{parts}-partition-1").count() == 0
+    for topic, expected in (
+        (f"{parts}-partition-2", "there is no partition 2 of .* it has 2, 0 to 1"),
+        (f"{parts}s", r"there is no topic .*\(parts-.* is similar\)"),
+        ("persistent://nobody/nowhere/x", "nor a namespace nobody/nowhere"),
+        ("non-persistent://interop/topics/x", "is not persistent"),
+    ):
+        _refused(lambda topic=topic: pulsar.read(topic).count(), expected)  # type: ignore[misc]
+    _refused(lambda: pulsar.read(pulsarTopicsPattern=f"{NAMESPACE}/none.*").count(), "matches no topic of namespace")
+    elsewhere = MetadataServiceUri.parse(zk_only.metadata_service_uri).servers
+    _refused(
+        lambda: pulsar.read(parts, pulsarMetadataStore=f"zk:{elsewhere}").count(),
+        "no Pulsar cluster keeps its topics there.*pulsarMetadataStore.*etcd, Oxia or RocksDB",
+    )
+    _refused(lambda: pulsar.read(parts, pulsarMetadataStore="oxia://a:6648").count(), "through its brokers")
+
+
+def test_topics_on_bookies_of_apache(
+    process: PulsarProcess, apache_cluster: ApacheBookies, spark: SparkSession, tmp_path: Path
+) -> None:
+    apache_cluster.start()
+    uri = apache_cluster.metadata_service_uri
+    servers = MetadataServiceUri.parse(uri).servers
+    broker = PulsarBroker(process, "apache", servers, {"bookkeeperMetadataServiceUri": uri})
+    broker.init()
+    broker.start()
+    try:
+        broker.call("make_namespace", namespace=NAMESPACE)
+        pulsar = Pulsar(broker, spark, uri)
+        topics = _write_all_forms(pulsar)
+        expected = pulsar.java_rows(*topics)
+        _wait_for(lambda: pulsar.rows(*topics, splitBytes="4k"), expected)
+        streamed: list[bytes] = []
+        _run_stream(pulsar, topics[-1:], tmp_path, streamed)
+        assert sorted(streamed) == [b"%08d" % number for number in range(60)]
+    finally:
+        broker.stop()
+
+
+# --- tools ---
+
+
+@dataclass
+class _Follower:
+    """A streaming query over one topic, and what it got."""
+
+    pulsar: Pulsar
+    topic: str
+    checkpoint: Path
+    values: list[bytes] = field(default_factory=list)
+    _batches: dict[int, list[bytes]] = field(default_factory=dict)
+    _grown: threading.Condition = field(default_factory=threading.Condition)
+    _query: Any = None
+
+    def start(self) -> None:
+        self._query = (
+            self.pulsar.stream(self.topic)
+            .select("value", "__ledgerId", "__entryId", "__batchIndex")
+            .writeStream.foreachBatch(self._take)
+            .option("checkpointLocation", str(self.checkpoint))
+            .start()
+        )
+
+    def stop(self) -> None:
+        self._query.stop()
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        with self._grown:
+            while len(self.values) < count:
+                assert self._query.exception() is None, self._query.exception()
+                assert self._grown.wait(deadline - time.monotonic()), f"{len(self.values)} of {count} messages came"
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        rows = sorted(frame.collect(), key=lambda row: (row[1], row[2], row[3] or 0))
+        with self._grown:
+            # A batch that is repeated after a stop has the same rows.
+            self._batches[batch] = [bytes(row[0]) for row in rows]
+            self.values = [value for number in sorted(self._batches) for value in self._batches[number]]
+            self._grown.notify_all()
+
+
+def _run_stream(
+    pulsar: Pulsar, topics: Sequence[str], checkpoint: Path, values: list[bytes], *, once: bool = False, **options: str
+) -> None:
+    """Read what is there, or one micro-batch."""
+
+    def take(frame: DataFrame, _: int) -> None:
+        values.extend(_values(frame))
+        if once:
+            raise _EnoughError
+
+    query = (
+        pulsar.stream(*topics, **options)
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(int(_TIMEOUT_S))
+    except StreamingQueryException as error:
+        if "_EnoughError" not in str(error):
+            raise
+
+
+class _EnoughError(Exception):
+    pass
+
+
+def _values(frame: DataFrame) -> list[bytes]:
+    columns = ("__topic", "__ledgerId", "__entryId", "__batchIndex", "value")
+    rows = sorted(frame.select(*columns).collect(), key=lambda row: (row[:3], row[3] or 0))
+    return [bytes(row[4]) for row in rows]
+
+
+def _wait_for(read: Callable[[], Any], expected: Any) -> None:
+    """Brokers tell the end of a ledger by explicit LAC, some time after the last message."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while (found := read()) != expected:
+        assert time.monotonic() < deadline, _difference(found, expected)
+
+
+def _difference(found: Any, expected: Any) -> str:
+    if isinstance(found, list):
+        more, less = [one for one in found if one not in expected], [one for one in expected if one not in found]
+        return f"{len(found)} of {len(expected)} rows; more: {more[:2]}; less: {less[:2]}"
+    return f"{found} instead of {expected}"
+
+
+def _trim_until_gone(pulsar: Pulsar, topic: str, ledger_id: int) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while (row := pulsar.read(topic).agg({"__ledgerId": "min"}).first()) is None or row[0] == ledger_id:
+        assert time.monotonic() < deadline, f"ledger {ledger_id} is still there"
+        pulsar.broker.call("trim", topic=topic)
+
+
+def _refused(call: Callable[[], Any], expected: str) -> None:
+    with pytest.raises(PySparkException, match=f"(?s){expected}"):
+        call()
+
+
+def _public_key() -> str:
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
