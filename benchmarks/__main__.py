@@ -22,6 +22,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "log_list": [],
     "log_writer": [],
     "many_ledgers": [],
+    "pulsar_read": [],
     "rights": [],
     "slow_callers": ["--quick"],
     "small_tasks": ["--rounds", "1"],

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.transactions import Position
 
 #: The end of a topic that has had no ledger yet.
@@ -33,6 +34,17 @@ class ReadableLedger:
     size_bytes: int
     closed_at_ms: int | None
     offloaded_to: str | None = None
+
+
+def check_on_bookies(topic: str, ledger: ReadableLedger) -> None:
+    """Raise InvalidArgumentError if only tiered storage has a ledger's entries."""
+    if ledger.offloaded_to is not None:
+        raise InvalidArgumentError(
+            f"topic {topic}: ledger {ledger.ledger_id} was moved to tiered storage ({ledger.offloaded_to}), its "
+            "entries are no longer on the bookies. Read them through a broker, or start behind it: startingOffsets "
+            f'with "{ledger.ledger_id}:{ledger.entries}"',
+            ledger_id=ledger.ledger_id,
+        )
 
 
 class EntryNumbers:

@@ -93,8 +93,9 @@ class MessageReader:
             self._recall(uuids, numbers, max(end - look, numbers.first), end)
 
     def _recall(self, uuids: frozenset[bytes], numbers: EntryNumbers, start: int, end: int) -> None:
+        ranges = numbers.ranges(start, end)
         try:
-            for ledger_id, first, payloads in read_entries(self._client, self._password, numbers.ranges(start, end)):
+            for ledger_id, first, payloads in read_entries(self._topic, self._client, self._password, ranges):
                 self._decoder.recall(ledger_id, first, payloads)
         except NoSuchLedgerError:
             # Trimmed just now, and the messages' beginning with it.
@@ -113,7 +114,9 @@ class MessageReader:
     def _decide(self, met: Position) -> None:
         """Tell the decoder which transactions from a position on were aborted."""
         numbers = self._numbers()
-        watch = TransactionWatch(self._client, self._password, met)
+        watch = TransactionWatch(
+            self._topic, self._client, self._password, met, fail_on_data_loss=self._fail_on_data_loss
+        )
         watch.read_on(numbers)
         undecided = numbers.position(watch.end(numbers))
         if watch.end(numbers) < numbers.end:

@@ -8,16 +8,17 @@ first message of a transaction. See docs/design/pulsar.md §3.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange
-from bk_spark.protocol.pulsar.topic_names import NamespaceName
+from bk_spark.protocol.pulsar.topic_names import NamespaceName, TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId, TransactionScan
-from bk_spark.pulsar.entry_numbers import EntryNumbers, ReadableLedger
+from bk_spark.pulsar.entry_numbers import EntryNumbers, ReadableLedger, check_on_bookies
 from bk_spark.pulsar.stores import Store
 
 _SNAPSHOTS: Final = "__transaction_buffer_snapshot"
@@ -34,31 +35,52 @@ class TransactionWatch:
 
     Parameters
     ----------
+    topic
+        The topic's name.
     client
         The client of the bookies.
     password
         The password of the topic's ledgers.
     start
         The position from which on outcomes are wanted.
+    fail_on_data_loss
+        Whether a ledger that is gone is an error, or passed over.
     """
 
-    def __init__(self, client: BlockingClient, password: bytes, start: Position) -> None:
+    def __init__(
+        self, topic: TopicName, client: BlockingClient, password: bytes, start: Position, *, fail_on_data_loss: bool
+    ) -> None:
+        self._topic = topic
         self._client = client
         self._password = password
+        self._fail_on_data_loss = fail_on_data_loss
         self._scan = TransactionScan()
         #: The position from which on outcomes are known.
         self.start = start
         self._next = start
 
     def read_on(self, numbers: EntryNumbers) -> None:
-        """Read everything that is readable now. Raises MessageFormatError, NoSuchLedgerError, EntryUnknownError."""
-        start = max(numbers.number(self._next), numbers.first)
-        if start >= numbers.end:
-            return
-        ranges = numbers.ranges(start, numbers.end)
-        for ledger_id, first, payloads in read_entries(self._client, self._password, ranges):
-            self._scan.add(ledger_id, first, payloads)
-            self._next = Position(ledger_id, first + len(payloads))
+        """Read everything that is readable now.
+
+        Raises MessageFormatError, EntryUnknownError, InvalidArgumentError for an offloaded ledger, LogRangeGoneError
+        for a ledger that is gone."""
+        while True:
+            start = max(numbers.number(self._next), numbers.first)
+            if start >= numbers.end:
+                return
+            try:
+                for one in read_entries(self._topic, self._client, self._password, numbers.ranges(start, numbers.end)):
+                    self._scan.add(*one)
+                    self._next = Position(one[0], one[1] + len(one[2]))
+                return
+            except NoSuchLedgerError as error:
+                if self._fail_on_data_loss or error.ledger_id is None:
+                    raise LogRangeGoneError(
+                        f"topic {self._topic.full}: ledger {error.ledger_id} was removed after its list was read; "
+                        "begin the read anew, or set failOnDataLoss to false to read what is left",
+                        ledger_id=error.ledger_id,
+                    ) from error
+                self._next = Position(error.ledger_id + 1, 0)
 
     def end(self, numbers: EntryNumbers) -> int:
         """Return the number behind the last entry that may be shown."""
@@ -71,9 +93,12 @@ class TransactionWatch:
 
 
 def read_entries(
-    client: BlockingClient, password: bytes, ranges: Iterable[tuple[ReadableLedger, int, int]]
+    topic: TopicName, client: BlockingClient, password: bytes, ranges: Sequence[tuple[ReadableLedger, int, int]]
 ) -> Iterator[tuple[int, int, Payloads]]:
-    """Yield consecutive entries of one ledger at a time, with the ledger and the first entry's id."""
+    """Yield consecutive entries of one ledger at a time, with the ledger and the first entry's id. Raises
+    NoSuchLedgerError, EntryUnknownError, InvalidArgumentError for an offloaded ledger."""
+    for one, _, _ in ranges:
+        check_on_bookies(topic.full, one)
     wanted = [
         EntryRange(one.ledger_id, first, last, max(1, one.size_bytes * (last - first + 1) // max(one.entries, 1)))
         for one, first, last in ranges

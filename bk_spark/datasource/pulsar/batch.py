@@ -62,6 +62,12 @@ def batch_splits(options: SourceOptions) -> list[TopicSplit]:
 
 
 def _decided(options: SourceOptions, topic: FollowedTopic, start: int) -> TransactionWatch:
-    watch = TransactionWatch(bookies_of(options), options.password(), topic.numbers.position(start))
+    watch = TransactionWatch(
+        topic.topic,
+        bookies_of(options),
+        options.password(),
+        topic.numbers.position(start),
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
     watch.read_on(topic.numbers)
     return watch

@@ -16,7 +16,7 @@ from bk_spark.datasource.stream.plan import Extent
 from bk_spark.datasource.stream.sources import Followed
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.bounds import Bounds
-from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError, NoSuchTopicError
+from bk_spark.protocol.errors import NoSuchTopicError
 from bk_spark.protocol.pulsar.topic_names import NamespaceName, TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 from bk_spark.pulsar.entry_numbers import EntryNumbers
@@ -62,19 +62,20 @@ class FollowedPartition(Followed):
         if self.transactions is None:
             self.watch_from(self.numbers.position(self.numbers.first))
         assert self.transactions is not None
-        try:
-            self.transactions.read_on(self.numbers)
-        except NoSuchLedgerError as error:
-            raise LogRangeGoneError(
-                f"topic {self.name}: ledger {error.ledger_id} was removed while its transactions were looked at",
-                ledger_id=error.ledger_id,
-            ) from error
+        self.transactions.read_on(self.numbers)
         return min(end, self.transactions.end(self.numbers))
 
     def watch_from(self, position: Position) -> None:
         """Know what became of transactions from this position on. What is before is not read again."""
         if self.transactions is None or position < self.transactions.start:
-            self.transactions = TransactionWatch(bookies_of(self._options), self._options.password(), position)
+            options = self._options
+            self.transactions = TransactionWatch(
+                self.topic.topic,
+                bookies_of(options),
+                options.password(),
+                position,
+                fail_on_data_loss=options.fail_on_data_loss,
+            )
 
     def start_bounds(self) -> Bounds:
         return Bounds(self.numbers.first, self.numbers.end)

@@ -23,7 +23,7 @@ from bk_spark.datasource.pulsar.positions import Edges
 from bk_spark.log.entries.entry_rows import as_batch, joined
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import NoSuchLedgerError
+from bk_spark.protocol.errors import InvalidArgumentError, NoSuchLedgerError
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
@@ -139,8 +139,20 @@ class _TopicRows:
         return batch if keep.all() else batch.filter(pa.array(keep))
 
     def _projected(self, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
-        columns = [batch.column(one.name) for one in self._schema]
+        columns = [_as_text(batch.column(one.name), one, where) for one in self._schema]
         return as_batch(columns, self._schema, where)
+
+
+def _as_text(column: pa.Array, wanted: pa.Field, where: str) -> pa.Array:
+    """Return a binary column that is read as a string. Raises InvalidArgumentError if it is no text."""
+    if column.type != pa.binary() or wanted.type != pa.string():
+        return column
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(
+            f"column {wanted.name} is not UTF-8 in {where}: read it as binary, not as string"
+        ) from error
 
 
 def _before(batch: pa.RecordBatch, position: Position, index: int) -> npt.NDArray[np.bool_]:

@@ -8,9 +8,8 @@ from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.pulsar.positions import Edges
 from bk_spark.datasource.pulsar.rows import TopicSplit
 from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
-from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
-from bk_spark.pulsar.entry_numbers import EntryNumbers
+from bk_spark.pulsar.entry_numbers import EntryNumbers, check_on_bookies
 from bk_spark.pulsar.transactions import TransactionWatch
 
 
@@ -21,13 +20,7 @@ def topic_pieces(name: str, numbers: EntryNumbers, start: int, end: int) -> Piec
     """
     found = []
     for one, first, last in numbers.ranges(start, end):
-        if one.offloaded_to is not None:
-            raise InvalidArgumentError(
-                f"topic {name}: ledger {one.ledger_id} was moved to tiered storage ({one.offloaded_to}), its entries "
-                "are no longer on the bookies. Read them through a broker, or start behind it: startingOffsets with "
-                f'"{one.ledger_id}:{one.entries}"',
-                ledger_id=one.ledger_id,
-            )
+        check_on_bookies(name, one)
         entries = last - first + 1
         size = max(1, one.size_bytes * entries // max(one.entries, 1))
         found.append(Piece(one.ledger_id, first, last, size, entries, name))

@@ -1,0 +1,124 @@
+"""Reads a topic of Apache Pulsar from the bookies, beside Pulsar's Java reader through its broker, in one run.
+
+The broker runs on a ZooKeeper and three of our bookies, with its own defaults, and its JVM has the options that Apache
+ships. Its cache has the newest entries. The reader is in the same JVM, so its processor time is that of broker and
+reader together. Ours is that of the reading process; bookies are extra for both.
+
+``core`` is one process without Spark, ``spark`` a query into Spark's ``noop`` sink.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from benchmarks.report import figure
+from benchmarks.spark_session import session
+from bk_spark.datasource.options.parse import parse_options
+from bk_spark.datasource.pulsar.batch import batch_splits
+from bk_spark.datasource.pulsar.rows import read_topic_split
+from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bookie_server.local import LocalCluster
+from tests.interop import jvm
+from tests.interop.pulsar.broker import PulsarBroker, PulsarProcess
+
+NAME = "pulsar_read"
+_AT_ONCE = 100_000
+_MESSAGES_OF_BATCH = 1000
+#: What a topic is read for: its values, and the columns that pulsar-spark has.
+_VALUE = "value binary"
+_PULSAR_SPARK = (
+    "value binary, __key binary, __topic string, __messageId binary, __publishTime timestamp, __eventTime timestamp, "
+    "__messageProperties map<string,string>"
+)
+#: The broker's own defaults instead of those of tests.
+_SETTINGS = {
+    "transactionCoordinatorEnabled": "false",
+    "managedLedgerMaxEntriesPerLedger": "50000",
+    "managedLedgerCacheSizeMB": "256",
+    "numIOThreads": "2",
+}
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {NAME}", description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compressions", nargs="+", default=["NONE", "LZ4"])
+    options = parser.parse_args(arguments)
+    with (
+        tempfile.TemporaryDirectory(prefix="bk-bench-") as directory,
+        LocalCluster(Path(directory) / "cluster", bookies=3) as cluster,
+        PulsarProcess(Path(directory) / "pulsar.log", jvm.AS_SHIPPED) as process,
+        session(Path(directory)) as spark,
+    ):
+        uri = cluster.metadata_service_uri
+        broker = PulsarBroker(process, "broker", MetadataServiceUri.parse(uri).servers, _SETTINGS)
+        broker.init()
+        broker.start()
+        for compression in options.compressions:
+            topic = f"persistent://public/default/{compression.lower()}"
+            for first in range(0, options.messages, _AT_ONCE):
+                count = min(_AT_ONCE, options.messages - first)
+                how = {"batch": _MESSAGES_OF_BATCH, "compression": compression, "value_bytes": options.value_bytes}
+                broker.produce(topic, first=first, count=count, timeout_ms=600_000, **how)
+            # Its ledger is closed, so that both read everything.
+            broker.call("unload", topic=topic)
+            _measure(broker, spark, uri, topic, compression.lower(), options.messages, options.rounds)
+        broker.stop()
+
+
+def _measure(
+    broker: PulsarBroker, spark: SparkSession, uri: str, topic: str, name: str, messages: int, rounds: int
+) -> None:
+    def java() -> tuple[float, float]:
+        found = broker.call("consume", topic=topic, count=messages, timeout_ms=600_000)
+        return float(found["elapsed_s"]), float(found["cpu_s"])
+
+    def core(columns: str) -> tuple[float, float]:
+        options = parse_options({"metadataServiceUri": uri, "pulsarTopic": topic}, writing=False)
+        schema = StructType.fromDDL(columns)
+        started, cpu = time.perf_counter(), time.process_time()
+        found = sum(
+            batch.num_rows for split in batch_splits(options) for batch in read_topic_split(options, schema, split)
+        )
+        assert found == messages
+        return time.perf_counter() - started, time.process_time() - cpu
+
+    def in_spark(columns: str) -> tuple[float, float]:
+        frame = spark.read.format("bookkeeper").schema(columns)
+        started = time.perf_counter()
+        frame.options(metadataServiceUri=uri, pulsarTopic=topic).load().write.format("noop").mode("overwrite").save()
+        return time.perf_counter() - started, 0.0
+
+    ways: dict[str, Callable[[], tuple[float, float]]] = {
+        "java_reader": java,
+        "core.value": lambda: core(_VALUE),
+        "core.pulsar_spark_columns": lambda: core(_PULSAR_SPARK),
+        "spark.value": lambda: in_spark(_VALUE),
+        "spark.pulsar_spark_columns": lambda: in_spark(_PULSAR_SPARK),
+    }
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for number in range(rounds + 1):
+        # In turn, so that other work on the machine meets all of them. The first round warms up.
+        for way, run in ways.items():
+            took = run()
+            if number:
+                found[way].append(took)
+    medians = {way: statistics.median(seconds for seconds, _ in runs) for way, runs in found.items()}
+    for way, runs in found.items():
+        figure(NAME, f"{name}.{way}", messages / medians[way], "rows/s", fastest_s=round(min(runs)[0], 3))
+        cpu = statistics.median(cpu for _, cpu in runs)
+        if cpu:
+            figure(NAME, f"{name}.{way}.cpu", cpu / messages * 1e6, "s per million rows")
+        if way != "java_reader":
+            ratio = medians["java_reader"] / medians[way]
+            figure(NAME, f"{name}.{way}_to_java", ratio, "ratio", **({"aim": 3} if way.startswith("spark") else {}))
