@@ -27,6 +27,8 @@ from bk_spark.log.entries import arrow_format
 from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
+from bk_spark.log.positions.bounds import check_names
+from bk_spark.log.positions.texts import AsOfs
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -168,6 +170,18 @@ def log_snapshots(logs: Mapping[str, Log]) -> dict[str, LogSnapshot]:
                     snapshot.look_at_tail(tail)
             return snapshots
     raise MetadataUnavailableError(f"sessions with ZooKeeper ended {_MAX_SESSIONS} times while lists of logs were read")
+
+
+def past_snapshots(
+    as_of: AsOfs, logs: Mapping[str, Log], snapshots: Mapping[str, LogSnapshot]
+) -> dict[str, LogSnapshot]:
+    """Return each log as the commit in ``as_of`` left it. Raises LogRangeGoneError, InvalidArgumentError."""
+    if isinstance(as_of, Mapping):
+        check_names("asOf", as_of, logs, missing="no commit")
+    return {
+        name: snapshot.as_of(as_of[name] if isinstance(as_of, Mapping) else as_of, logs[name].measured_now_ms)
+        for name, snapshot in snapshots.items()
+    }
 
 
 def splits_of(options: SourceOptions, entry_format: EntryFormat, pieces: Iterable[Pieces]) -> list[Split]:

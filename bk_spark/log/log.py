@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -27,7 +28,10 @@ from bk_spark.log.formats.znodes import Application, Policy, decode_application
 from bk_spark.log.gc.maintenance import MaintenanceReport
 from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import OnReapProgress
+from bk_spark.log.history.commits import Commit
 from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.past import LogPast
+from bk_spark.log.positions.texts import AsOf
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.operations import BUFFER_BYTES, ENTRY_BYTES, THREADS, LogTables
@@ -67,6 +71,7 @@ class Log:
         self._paths = paths
         self._now_ms = now_ms
         self._pages = self._log.pages
+        self._past = LogPast(self._log)
         self._upkeep = LogUpkeep(self._log)
         self._tables = LogTables(self)
 
@@ -119,6 +124,18 @@ class Log:
         found = head_of(head, self._paths).head
         self._pages.synced(session)
         return LogSnapshot(self.name, found, self._pages)
+
+    @documented_as(LogPast.as_of)
+    def as_of(self, commit: int | str | datetime.datetime | AsOf) -> LogSnapshot:
+        return self._past.as_of(commit)
+
+    @documented_as(LogPast.measured_now_ms)
+    def measured_now_ms(self) -> int:
+        return self._past.measured_now_ms()
+
+    @documented_as(LogPast.history)
+    def history(self, limit: int = 1_000) -> tuple[int, list[Commit]]:
+        return self._past.history(limit)
 
     def commit(self, request: CommitRequest) -> CommitResult:
         """Append a batch exactly once, even if the same batch is committed several times.

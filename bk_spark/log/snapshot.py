@@ -8,7 +8,7 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
@@ -18,7 +18,10 @@ from bk_spark.log.core.index import PageIndex
 from bk_spark.log.formats.page import SegmentPage
 from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.log.formats.znodes import Head
+from bk_spark.log.history.commits import Commit
+from bk_spark.log.history.states import LogStates
 from bk_spark.log.page_reader import PageReader
+from bk_spark.log.positions.texts import AsOf
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
 from bk_spark.protocol.metadata.znodes import Znode
@@ -52,15 +55,22 @@ class LogSnapshot:
     its password.
     """
 
-    def __init__(self, name: str, head: Head, pages: PageReader) -> None:
+    def __init__(self, name: str, head: Head, pages: PageReader, *, is_past: bool = False) -> None:
         self.name = name
         self.log_id = head.log_id
         self.first_offset = head.first_offset
         self.next_offset = head.next_offset
         self.last_commit_time_ms = head.last_commit_time_ms
+        #: The first offset in the list. What is before ``first_offset`` is kept for reads of earlier states.
+        self.kept_from = head.list_offset
         self._head = head
         self._pages = pages
         self._tail: SegmentPage | None = None
+        #: Whether this is an earlier state of the log.
+        self._is_past = is_past
+        self._states = LogStates(
+            name, head, self._page, self._page_of, lambda time_ms: self._last_page(_TIME, time_ms + 1)
+        )
 
     def __repr__(self) -> str:
         return f"LogSnapshot({self.name}, [{self.first_offset}, {self.next_offset}))"
@@ -80,7 +90,7 @@ class LogSnapshot:
         False if the tail page was not read yet.
         """
         page = self._tail
-        return page is not None and not page.open_tail and page.end_offset == self.next_offset
+        return self._is_past or (page is not None and not page.open_tail and page.end_offset == self.next_offset)
 
     @property
     def tail_path(self) -> str:
@@ -103,6 +113,8 @@ class LogSnapshot:
             Whether the tail page has more sealed entries than this snapshot. If so, the log does not end at
             ``next_offset``, even if there is no open tail.
         """
+        if self._is_past:
+            return None, False
         page = self._tail_page_now() if read is None else self._pages.tail_page(self._head, read)
         if self._tail is None:
             self._tail = page
@@ -202,6 +214,58 @@ class LogSnapshot:
         position = int(np.searchsorted(page.table.commit_time_ms, time_ms, side="left"))
         offset = int(page.table.base_offset[position]) if position < len(page.table) else page.end_offset
         return min(max(offset, self.first_offset), self.next_offset)
+
+    def commits(self) -> Iterator[Commit]:
+        """List the commits that led to this state, the newest first.
+
+        Yields
+        ------
+        Commit
+            A commit, a truncation, or a log writer's ledger. Those of which nothing is in the list are left out.
+        """
+        return self._states.commits()
+
+    def as_of(self, commit: AsOf, now_ms: Callable[[], int]) -> LogSnapshot:
+        """Return the log as a commit left it.
+
+        Parameters
+        ----------
+        commit
+            An offset: the commit that holds it. A time: the last commit at that time or before. Or a transaction.
+        now_ms
+            Returns the cluster's time in Unix milliseconds. Called only for a time after the last commit.
+
+        Returns
+        -------
+        LogSnapshot
+            That state. It does not change, whatever happens to the log, until the log's policy lets go of it.
+
+        Raises
+        ------
+        LogRangeGoneError
+            If rows of that state are gone.
+        InvalidArgumentError
+            If there is no such commit, or the state at that time may still change.
+        """
+        state = self._states.of(commit, now_ms)
+        head = replace(
+            self._head,
+            first_offset=state.first_offset,
+            next_offset=state.end_offset,
+            last_commit_time_ms=state.time_ms,
+            kept_offset=None,
+        )
+        past = LogSnapshot(self.name, head, self._pages, is_past=True)
+        past._tail = self._tail
+        return past
+
+    def first_offset_at(self, time_ms: int) -> int | None:
+        """Return where the log began at a time, or None if its list does not say so."""
+        return self._states.first_offset_at(time_ms)
+
+    def page_of(self, offset: int) -> int:
+        """Return the number of the page with an offset, which may be before ``first_offset``, or the log's end."""
+        return self._head.tail_page if offset >= self.next_offset else self._page_of(offset)
 
     def _tables(self, start: int, end: int) -> Iterator[SegmentTable]:
         reached = start

@@ -163,7 +163,7 @@ class LogStore:
             settings = replace(settings, instance_id=_instance_id(self._client))
         log = self._log(FoundLog(Head(paths.log_id), paths, settings), password)
         operations = [
-            CreateOp(paths.head, encode_head(Head(paths.log_id))),
+            CreateOp(paths.head, encode_head(Head(paths.log_id, kept_offset=0))),
             CreateOp(paths.identity),
             CreateOp(paths.settings, encode_settings(paths.log_id, settings)),
             CreateOp(paths.policy, encode_policy(Policy())),

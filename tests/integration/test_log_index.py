@@ -27,7 +27,7 @@ from bk_spark.protocol.errors import (
     UnauthorizedError,
 )
 from bk_spark.protocol.quorum import Quorum
-from tests.support.logs import commit_made_up
+from tests.support.logs import commit_made_up, let_go_of_the_past
 
 KEPT_SEGMENTS = 60
 SETTINGS = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, b"secret")
@@ -201,6 +201,7 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     number, segment = old.segment_at(head.index.end_offset // 2)
     start = SegmentStart(segment.base_offset, number)
     assert log.run(change_steps(Truncate(log.paths, segment.base_offset, start), lambda: 0)) == segment.base_offset
+    let_go_of_the_past(log)
     head = head_of(client, log)
     assert head.index is not None
     assert 0 < head.first_page == number < head.index.end_page
@@ -220,12 +221,15 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
         client.delete(ledger_id)
     check_reads(reopened(store, log).snapshot(), kept)
     late = LogSnapshot(
-        log.name, replace(head_of(client, log), first_offset=0, first_page=0), reopened(store, log)._pages
+        log.name,
+        replace(head_of(client, log), first_offset=0, first_page=0, kept_offset=0),
+        reopened(store, log)._pages,
     )
     with pytest.raises(LogRangeGoneError, match="truncated or overwritten while its list was read"):
         list(late.segments())
 
     commit_made_up(log, (3, 30), overwrite=True)
+    let_go_of_the_past(log)
     assert [s.entries for s in reopened(store, log).snapshot().segments()] == [3]
     head = head_of(client, log)
     assert head.index is not None

@@ -35,6 +35,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import DeleteOp, SetOp, TransactionConflictError
 from bk_spark.protocol.quorum import Quorum
+from tests.support.logs import let_go_of_the_past
 
 PASSWORD = b"secret"
 RAW = LogSettings.create(Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.RAW, PASSWORD)
@@ -161,6 +162,7 @@ def test_truncation_and_retention_by_size_in_index_ledgers(client: BlockingClien
     middle = segments[len(tables[0]) + 20]
     assert log.truncate(middle.end_offset - 1) == middle.base_offset
     assert next(log.snapshot().segments()) == middle
+    let_go_of_the_past(log)
     head = decode_head(client.zookeeper.get(log.paths.head).data, "head")  # type: ignore[union-attr]
     assert (head.first_page, head.first_offset) == (1, middle.base_offset)
 

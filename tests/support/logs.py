@@ -8,6 +8,8 @@ import uuid
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore
+from bk_spark.log.gc.expiry import expire_steps
+from bk_spark.log.gc.retention import policy_steps
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
 
@@ -76,3 +78,8 @@ def commit_made_up(log: Log, *segments: tuple[int, int], overwrite: bool = False
     )
     log.commit(CommitRequest(log.log_id, app, app, "", 0, messages, overwrite, anonymous=True))
     return ledgers
+
+
+def let_go_of_the_past(log: Log) -> None:
+    """Drop from the list what was truncated or overwritten, as the reaper does first."""
+    log.run(expire_steps(log.paths, log.run(policy_steps(log.paths)), lambda: 0))

@@ -160,6 +160,7 @@ _OFTEN = {
     "startingOffsetsByTimestamp": '{"events": 1}',
     "endingOffsetsByTimestamp": '{"events": 1}',
     "startingOffsetsByTimestampStrategy": "latest",
+    "asOf": "7",
     "entryFormat": "arrow",
     "transport": "grpc",
 }
@@ -351,6 +352,10 @@ class TestRanges:
         given = {"metadataServiceUri": URI, "ledgerId": "5", f"{name}{kind}": value}
         assert f"use {name}Offsets with entry ids" in _refused(writing=False, **given)
 
+    def test_ledgers_have_no_commits(self) -> None:
+        text = _refused(writing=False, metadataServiceUri=URI, ledgerId="5", asOf="7")
+        assert text.startswith("option asOf is for logs, which have commits; ledgerId names ledgers")
+
 
 @pytest.mark.parametrize(
     ("options", "wrong"),
@@ -375,6 +380,9 @@ class TestRanges:
         ({"startingOffsetsByTimestamp": '{"events": "soon"}'}, "must be milliseconds since 1970"),
         ({"endingOffsetsByTimestamp": '{"events": 1, "events": 2}'}, "names events twice"),
         ({"startingOffsetsByTimestampStrategy": "earliest"}, "must be one of error, latest"),
+        ({"asOf": "yesterday"}, "must be an offset such as 100, a time such as"),
+        ({"asOf": '{"events": 1'}, "must be JSON such as"),
+        ({"asOf": '{"events": 1.5}'}, "must give events an offset"),
         ({"maxRecordsPerPartition": "0"}, "must be a whole number from 1 to"),
     ],
     ids=str,

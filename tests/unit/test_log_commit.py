@@ -519,8 +519,8 @@ def test_l5_a_plan_for_the_old_log_fails_on_the_new_one_with_equal_versions(zk: 
 def test_metadata_of_a_newer_release_is_refused(zk: ModelLog) -> None:
     head = zk.read(PATHS.head)
     assert head is not None
-    zk.transact([SetOp(PATHS.head, b"\x08\x02" + head.data[2:], 0)])
-    with pytest.raises(MetadataFormatError, match="format version 2"):
+    zk.transact([SetOp(PATHS.head, b"\x08\x03" + head.data[2:], 0)])
+    with pytest.raises(MetadataFormatError, match="format version 3"):
         outcome(zk, request(0, (1, 0, 9)))
 
 

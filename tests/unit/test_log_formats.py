@@ -12,18 +12,30 @@ import pytest
 
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
 from bk_spark.log.formats.schema_history import SchemaHistory
-from bk_spark.log.formats.settings import EntryFormat, LogSettings, PasswordCheck, decode_settings, encode_settings
+from bk_spark.log.formats.settings import (
+    SETTINGS_VERSION,
+    EntryFormat,
+    LogSettings,
+    PasswordCheck,
+    decode_settings,
+    encode_settings,
+)
 from bk_spark.log.formats.znodes import (
+    HEAD_VERSION,
     MAX_HEAD_BYTES,
+    POLICY_VERSION,
     Application,
     Head,
     IndexPosition,
     LedgerRegistration,
+    Policy,
     decode_application,
     decode_head,
+    decode_policy,
     decode_registration,
     encode_application,
     encode_head,
+    encode_policy,
     encode_registration,
 )
 from bk_spark.protocol.codes import DigestType
@@ -34,6 +46,8 @@ LOG_ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
 HEAD = Head(LOG_ID, 1_000, 123_456_789, 2, 17, 1_760_000_000_000, IndexPosition(4_711, 12, 2, 999))
 HEAD_HEX = "080112100f1e2d3c4b5a69788796a5b4c3d2e1f018e80720959aef3a28023011388080b3c19c33420a08e724100c180220e707"
+RECORDING_HEAD = replace(HEAD, kept_offset=0, last_change_time_ms=1_760_000_000_001)
+RECORDING_HEAD_HEX = HEAD_HEX.replace("0801", "0802", 1) + "5000588180b3c19c33"
 NEW_HEAD_HEX = "080112100f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
 SETTINGS = LogSettings(
@@ -88,8 +102,13 @@ FORMATS: list[tuple[str, Any, str, Callable[[Any], bytes], Callable[[bytes, str]
     ("application", APPLICATION, APPLICATION_HEX, encode_application, decode_application),
     ("registration", REGISTRATION, REGISTRATION_HEX, encode_registration, decode_registration),
     ("new registration", LedgerRegistration(), "0801", encode_registration, decode_registration),
+    ("recording head", RECORDING_HEAD, RECORDING_HEAD_HEX, encode_head, decode_head),
+    ("policy", Policy(1000, 2000, 3000, 4000), "080110e80718d00f20b81728a01f", encode_policy, decode_policy),
+    ("keeping policy", Policy(1, 2, 3, 4, 5), "080210011802200328043005", encode_policy, decode_policy),
 ]
 IDS = [name for name, *_ in FORMATS]
+#: The newest version of formats that have more than one.
+NEWEST = {"head": HEAD_VERSION, "policy": POLICY_VERSION, "settings": SETTINGS_VERSION}
 
 
 @pytest.mark.parametrize(("name", "value", "frozen", "encode", "decode"), FORMATS, ids=IDS)
@@ -105,10 +124,12 @@ def test_another_version_is_refused_and_named(
     name: str, value: Any, frozen: str, encode: Callable[[Any], bytes], decode: Callable[[bytes, str], Any]
 ) -> None:
     data = encode(value)
-    assert data[:2] == b"\x08\x01", "the version comes first"
-    known = "1 to 2" if name.startswith("settings") else "1"
-    with pytest.raises(MetadataFormatError, match=f"/z has format version 3; this release knows {known}: use .* later"):
-        decode(b"\x08\x03" + data[2:], "/z")
+    assert data[:2] in (b"\x08\x01", b"\x08\x02"), "the version comes first"
+    newest = next((version for kind, version in NEWEST.items() if kind in name.split()), 1)
+    known = f"1 to {newest}" if newest > 1 else "1"
+    text = f"/z has format version {newest + 1}; this release knows {known}: use .* later one"
+    with pytest.raises(MetadataFormatError, match=text):
+        decode(bytes([8, newest + 1]) + data[2:], "/z")
     with pytest.raises(MetadataFormatError, match="format version 0"):
         decode(b"", "/z")
 

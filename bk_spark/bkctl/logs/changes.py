@@ -82,6 +82,12 @@ def add_commands(log: Any) -> None:
         metavar="DURATION",
         help="wait this long between condemning and deleting a ledger, so that readers can finish (1h)",
     )
+    retention.add_argument(
+        "--history",
+        type=argument(duration(0, _MAX)),
+        metavar="DURATION",
+        help="keep earlier states readable for this long after they were overwritten or truncated (0s)",
+    )
     retention.add_argument("--apply", action="store_true", help="drop rows now instead of at the next maintenance")
     consent.add_options(retention)
     retention.set_defaults(run=_retention)
@@ -140,6 +146,7 @@ def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatu
             ("retention_size_bytes", options.size),
             ("orphan_retention_ms", options.orphan_retention),
             ("delete_grace_ms", options.delete_grace),
+            ("history_ms", options.history),
         )
         if value is not None
     }
@@ -170,6 +177,7 @@ def _retention(client: BlockingClient, options: argparse.Namespace) -> ExitStatu
     print(f"size    {f'{policy.retention_size_bytes} bytes' if policy.retention_size_bytes else 'all'}")
     print(f"orphan  {policy.orphan_retention_ms} ms")
     print(f"grace   {policy.delete_grace_ms} ms")
+    print(f"history {policy.history_ms} ms")
     print(f"begins  {first_offset}")
     if options.dry_run:
         print(f"would drop {dropped}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bk_spark.bkctl.logs import changes, checks, rows, show
+from bk_spark.bkctl.logs import changes, checks, history, rows, show
 
-_METAVAR: Final = "list|show|read|append|append-ledger|create|truncate|retention|delete|verify|gc"
+_METAVAR: Final = "list|show|history|read|append|append-ledger|create|truncate|retention|delete|verify|gc"
 
 
 def add_commands(groups: Any) -> None:
     log = groups.add_parser("log", help="logs").add_subparsers(required=True, metavar=_METAVAR)
-    for module in (show, rows, changes, checks):
+    for module in (show, history, rows, changes, checks):
         module.add_commands(log)

@@ -199,6 +199,7 @@ def policy_record(policy: Policy) -> Record:
         "size_bytes": policy.retention_size_bytes,
         "orphan_retention_ms": policy.orphan_retention_ms,
         "delete_grace_ms": policy.delete_grace_ms,
+        "history_ms": policy.history_ms,
     }
 
 

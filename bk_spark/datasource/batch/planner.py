@@ -14,6 +14,7 @@ from bk_spark.datasource.planning import (
     open_ledger,
     open_logs,
     own_columns,
+    past_snapshots,
     splits_of,
 )
 from bk_spark.datasource.pushdown import Conditions
@@ -40,6 +41,8 @@ def _of_logs(options: SourceOptions, schema: StructType, conditions: Conditions)
     logs = open_logs(options, schema)
     conditions = conditions.without(*(own_columns(log) for log in logs.values()))
     snapshots = log_snapshots(logs)
+    if options.as_of is not None:
+        snapshots = past_snapshots(options.as_of, logs, snapshots)
     bounds = {name: log_bounds(log, snapshots[name]) for name, log in logs.items()}
     pieces = []
     for name, asked in batch_ranges(options, bounds).items():

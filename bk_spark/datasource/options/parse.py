@@ -178,6 +178,11 @@ def _check_source(values: Mapping[str, Any], given: set[str]) -> None:
                     f"option {end}{name} is for logs, which know when their entries were committed; {named[0]} names "
                     f"ledgers, which do not: use {end}Offsets with entry ids"
                 )
+        if values["asOf"] is not None:
+            raise InvalidArgumentError(
+                f"option asOf is for logs, which have commits; {named[0]} names ledgers, which have none: use "
+                "endingOffsets with entry ids"
+            )
 
 
 def _check_topics(values: Mapping[str, Any], given: set[str]) -> None:

@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass
 
 from bk_spark.datasource.options.option import Group, Use, option
-from bk_spark.datasource.options.values import POSITIONS, TIMES, TIMESTAMP
-from bk_spark.log.positions.texts import Positions, Time
+from bk_spark.datasource.options.values import AS_OF, POSITIONS, TIMES, TIMESTAMP
+from bk_spark.log.positions.texts import AsOfs, Positions, Time
 from bk_spark.settings.kinds import BOOLEAN, choice
 
 
@@ -86,6 +86,17 @@ class RangeOptions:
         Use.BATCH_READ,
         Group.RANGE,
         "Like endingTimestamp, with a time for each log. Same format as startingOffsetsByTimestamp.",
+    )
+    as_of: AsOfs | None = option(
+        "asOf",
+        None,
+        AS_OF,
+        Use.BATCH_READ,
+        Group.RANGE,
+        "Read the log as a commit left it: the one with this offset (`100`), the last one at this time or before "
+        "(`2026-01-31T12:00:00Z`), or a transaction (`nightly:7`, txnAppId and txnVersion). JSON for several logs. "
+        "`offset:`, `time:` or `txn:` before it says which one is meant. Not for ledgers. See "
+        "[delivery.md](delivery.md#earlier-states).",
     )
     fail_on_data_loss: bool = option(
         "failOnDataLoss",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bk_spark.log.positions.texts import check_list, parse_positions, parse_time, parse_times
+from bk_spark.log.positions.texts import check_list, parse_as_of, parse_positions, parse_time, parse_times
 from bk_spark.settings.kinds import MAX_LONG, Kind, WrongValueError
 
 
@@ -42,6 +42,7 @@ def _pattern(value: str) -> str:
 
 
 TIMESTAMP: Final = Kind("a time", parse_time)
+AS_OF: Final = Kind("an offset, a time or a transaction", parse_as_of)
 TIMES: Final = Kind("JSON with a time for each log", parse_times)
 NAMES: Final = Kind("names", _name_list)
 LEDGERS: Final = Kind("ledger ids", _ledger_list)

@@ -21,6 +21,7 @@ from typing import Final
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.plan import Readings, StaleError, write_over
 from bk_spark.log.core.steps import Closed
+from bk_spark.log.formats.commits import CommitKind, CommitRecord, CommitTable
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page, fill_pages
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
@@ -56,11 +57,19 @@ class ReadTail:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Transactions to send first, operations of the appending transaction, and the resulting head."""
+    """Transactions to send first, operations of the appending transaction, and the resulting head.
+
+    The operations of :func:`plan_pages` do not write the head yet.
+    """
 
     preparations: tuple[tuple[TransactionOp, ...], ...]
     operations: tuple[TransactionOp, ...]
     head: Head
+    pages: tuple[SegmentPage, ...] = ()
+
+    def page_from(self, offset: int) -> int:
+        """Return the first changed page with anything at or after ``offset``, or the tail page."""
+        return next((page.number for page in self.pages if page.end_offset > offset), self.head.tail_page)
 
 
 def read_head(readings: Readings, paths: LogPaths) -> ReadHead:
@@ -93,6 +102,9 @@ def read_tail(readings: Readings, paths: LogPaths, head: Head) -> ReadTail:
     if len(page.table) and page.table.commit_time_ms[-1] > head.last_commit_time_ms:
         # Opening a tail changes no offset, but it writes the head with the opening time.
         raise StaleError(f"page {path} was committed to after its head was read")
+    if page.commits is not None and page.commits.last_first_offset != head.first_offset:
+        # A truncation changes no segment.
+        raise StaleError(f"page {path} and its head were read before and after an overwrite or a truncation")
     if not page.open_tail:
         return ReadTail(page, znode.version, None)
     (open_tail,) = page.table[-1:]
@@ -124,19 +136,55 @@ def plan_append(
     time_ms: int,
     tail: ReadTail,
     *,
+    record: CommitRecord | None = None,
     overwrite: bool = False,
 ) -> Append:
     """Append ``added``, whose first segment starts at the head's ``next_offset``. It may be empty.
 
-    With ``overwrite``, the log then begins at ``added``, and the reaper removes the old pages. An open ``tail`` must be
-    sealed: the first segment of ``added`` is then the result of :func:`sealed`. An overwritten log does not begin with
-    that segment.
+    ``record`` says who appends, and how many segments. It is None if only an open ``tail`` is sealed or opened.
+    With ``overwrite``, the log then begins at ``added``, and the reaper removes the old pages once nobody may read the
+    earlier state. An open ``tail`` must be sealed: the first segment of ``added`` is then the result of :func:`sealed`.
+    An overwritten log does not begin with that segment.
     """
     head = read.head
-    first_offset = head.next_offset
-    if tail.open is not None and len(added) and added.ledger_id[0] == tail.open.ledger_id:
-        first_offset += int(added.entries[0])
-    pages = fill_pages(tail.page, added)
+    first_offset = head.next_offset + _sealed_entries(tail, added)
+    if overwrite and record is not None:
+        record = replace(record, first_offset=first_offset)
+    append = plan_pages(readings, paths, read, added, time_ms, tail, () if record is None else (record,))
+    first_page = head.first_page
+    if overwrite and head.kept_offset is None:
+        first_page = append.page_from(first_offset)
+    new_head = replace(
+        append.head,
+        first_offset=first_offset if overwrite else head.first_offset,
+        first_page=first_page,
+        last_commit_time_ms=time_ms,
+    )
+    return Append(append.preparations, (*append.operations, read.write(paths, new_head)), new_head)
+
+
+def plan_pages(
+    readings: Readings,
+    paths: LogPaths,
+    read: ReadHead,
+    added: SegmentTable,
+    time_ms: int,
+    tail: ReadTail,
+    records: tuple[CommitRecord, ...],
+) -> Append:
+    """Plan the pages of :func:`plan_append`. The caller writes the resulting head, which says only where the list ends.
+
+    An open ``tail`` that is not sealed must be the last segment of ``added``.
+    """
+    head, page = read.head, tail.page
+    if head.kept_offset is None:
+        records = ()
+    else:
+        if page.commits is None:
+            page = replace(page, commits=CommitTable.begin(head.first_offset, len(page.table)))
+        if _sealed_entries(tail, added):
+            records = (CommitRecord(CommitKind.WRITER, 1, time_ms), *records)
+    pages = fill_pages(page, added, records)
     new_pages = {paths.page(page.number): data for page, data in pages if page.number != tail.page.number}
     tail_path = paths.page(tail.page.number)
     operations: list[TransactionOp]
@@ -158,19 +206,15 @@ def plan_append(
         operations += [CheckOp(op.path, op.version + 1 if isinstance(op, SetOp) else 0) for op in writes]
 
     last_page = pages[-1][0] if pages else tail.page
-    first_page = head.first_page
-    if overwrite:
-        first_page = next((page.number for page, _ in pages if page.end_offset > first_offset), last_page.number)
-    new_head = replace(
-        head,
-        first_offset=first_offset if overwrite else head.first_offset,
-        next_offset=last_page.end_offset,
-        first_page=first_page,
-        tail_page=last_page.number,
-        last_commit_time_ms=time_ms,
-    )
-    operations.append(read.write(paths, new_head))
-    return Append(preparations, tuple(operations), new_head)
+    new_head = replace(head, next_offset=last_page.end_offset, tail_page=last_page.number)
+    return Append(preparations, tuple(operations), new_head, tuple(page for page, _ in pages))
+
+
+def _sealed_entries(tail: ReadTail, added: SegmentTable) -> int:
+    """Return the entries of the open ``tail`` if ``added`` begins with it, sealed."""
+    if tail.open is None or not len(added) or added.ledger_id[0] != tail.open.ledger_id:
+        return 0
+    return int(added.entries[0])
 
 
 def _prepare(

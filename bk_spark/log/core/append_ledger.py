@@ -11,6 +11,7 @@ from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, write_over
 from bk_spark.log.core.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.core.steps import Steps
 from bk_spark.log.core.tail.tail_changes import seal_tail
+from bk_spark.log.formats.commits import CommitKind, CommitRecord
 from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.znodes import Appended, Head, decode_appended, encode_appended
@@ -63,10 +64,11 @@ class AppendLedger:
 
         tail = seal_tail(readings, self.paths, read.head, fence=False, remedy=", then append the ledger")
         start = tail.end_offset
-        time_ms = max(now_ms, read.head.last_commit_time_ms)
+        time_ms = read.head.change_time_ms(now_ms)
         segment = Segment(self._ledger_id, 0, metadata.last_entry_id, start, entries, metadata.length, time_ms)
         added = SegmentTable.of([*tail.segments, segment])
-        append = plan_append(readings, self.paths, read, added, time_ms, tail.tail)
+        record = CommitRecord(CommitKind.LEDGER, 1, time_ms)
+        append = plan_append(readings, self.paths, read, added, time_ms, tail.tail, record=record)
         data = encode_appended(Appended(self._token, start))
         parents = () if readings.get(self.paths.appended) is not None else (CreateOp(self.paths.appended),)
         return Plan(

@@ -37,6 +37,7 @@ from bk_spark.log.core.applications import (
 from bk_spark.log.core.plan import AlreadyDone, CommitResult, CommitStatus, Plan, Readings, write_over
 from bk_spark.log.core.schema_growth import growth, needs_settings
 from bk_spark.log.core.tail.tail_changes import seal_tail
+from bk_spark.log.formats.commits import CommitKind, CommitRecord
 from bk_spark.log.formats.message import CommitRequest, LedgerRange
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import Segment, SegmentTable
@@ -103,7 +104,7 @@ def _decide(
     elif run is not None and ranges:
         run_operations = (CheckOp(run_path, run.version),)
 
-    time_ms = max(now_ms, read.head.last_commit_time_ms)
+    time_ms = read.head.change_time_ms(now_ms)
     schema = growth(readings, paths, request, time_ms)
     # Last, because it may fence a ledger: from here on only a conflict can refuse the batch.
     start = read.head.next_offset
@@ -113,7 +114,16 @@ def _decide(
         tail = seal_tail(readings, paths, read.head, fence=request.fence_tail, remedy=_REMEDY)
         start, tail_operations = tail.end_offset, tail.operations
         added = SegmentTable.concat([SegmentTable.of(tail.segments), segments.moved(start, time_ms, schema.version)])
-        append = plan_append(readings, paths, read, added, time_ms, tail.tail, overwrite=request.overwrite)
+        record = CommitRecord(
+            CommitKind.OVERWRITE if request.overwrite else CommitKind.APPEND,
+            len(segments),
+            time_ms,
+            None if request.anonymous else request.app,
+            None if request.anonymous else request.batch_id,
+        )
+        append = plan_append(
+            readings, paths, read, added, time_ms, tail.tail, record=record, overwrite=request.overwrite
+        )
     end = append.head.next_offset
 
     app_data = _encode(advance(application, request, ledgers.in_use, time_ms, range(start, end)), paths)

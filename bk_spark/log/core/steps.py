@@ -79,6 +79,14 @@ class SegmentList(Protocol):
         """Yield all segments in columns, the last page first."""
         ...
 
+    def first_offset_at(self, time_ms: int, /) -> int | None:
+        """Return where the log began at ``time_ms``, or None if its list does not say so."""
+        ...
+
+    def page_of(self, offset: int, /) -> int:
+        """Return the number of the page with ``offset``, which may be before the log's first offset, or its end."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Sync:

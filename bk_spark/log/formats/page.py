@@ -22,15 +22,8 @@ time_run_repeats     number of consecutive segments with one commit time, less 1
 time_run_deltas_ms   their time minus the previous run's (base_time_ms at first)
 schema_run_repeats   number of consecutive segments with one version of the schema, less 1
 schema_run_deltas    their version minus the previous run's (0 at first)
-==================== ==========================================================================
-
-``ledger_first_entries``, ``ledger_index_deltas``, ``row_residuals``, ``byte_residuals``,
-``time_run_repeats`` and ``schema_run_repeats`` are omitted if all their values are 0. Only the last segment can be an
-open tail.
-
-A page whose segments all have version 0 of the schema has no schema runs. What the first release does not know gives
-the page format version 2. Other pages have format version 1.
-"""
+commits              which of them came together, see :mod:`.commits`
+==================== ==================================================================="""
 
 from __future__ import annotations
 
@@ -41,6 +34,14 @@ from uuid import UUID
 
 import numpy as np
 
+from bk_spark.log.formats.commits import (
+    BadCommitsError,
+    CommitRecord,
+    CommitTable,
+    cut_records,
+    decode_commits,
+    encode_commits,
+)
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
 from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS
 from bk_spark.log.formats.segment import (
@@ -66,12 +67,13 @@ _MAX_INT64: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentPage:
-    """One page: ``table`` holds segments starting at ``base_offset``."""
+    """One page: ``table`` holds segments starting at ``base_offset``. ``commits`` is None if they are not recorded."""
 
     log_id: str
     number: int
     base_offset: int
     table: SegmentTable
+    commits: CommitTable | None = None
 
     @property
     def end_offset(self) -> int:
@@ -92,6 +94,9 @@ def encode_page(page: SegmentPage) -> bytes:
         base_offset=page.base_offset,
         open_tail=page.open_tail,
     )
+    if page.commits is not None:
+        message.format_version = PAGE_VERSION
+        message.commits.CopyFrom(encode_commits(page.commits, table))
     if not len(table):
         return message.SerializeToString()
 
@@ -137,36 +142,49 @@ def decode_page(data: bytes, path: str, *, log_id: str, number: int) -> SegmentP
         raise MetadataFormatError(f"{path} holds page {message.number}, not {number}")
     try:
         table = _decode_table(message)
-    except (_BadPageError, OverflowError) as error:
+        _require(message.format_version > _FIRST_VERSION or not message.HasField("commits"), "its version")
+        commits = decode_commits(message.commits, table) if message.HasField("commits") else None
+    except (_BadPageError, BadCommitsError, OverflowError) as error:
         raise MetadataFormatError(f"page of segments {path} is damaged: {error}") from error
-    return SegmentPage(log_id, number, message.base_offset, table)
+    return SegmentPage(log_id, number, message.base_offset, table, commits)
 
 
-def fill_pages(tail: SegmentPage, added: SegmentTable) -> list[tuple[SegmentPage, bytes]]:
+def fill_pages(
+    tail: SegmentPage, added: SegmentTable, records: Sequence[CommitRecord] = ()
+) -> list[tuple[SegmentPage, bytes]]:
     """Append ``added`` to the log whose tail page is ``tail``. Returns the new and changed pages, encoded.
 
-    The first is the tail page itself, unless it has no room left. The last is the new tail page.
+    The first is the tail page itself, unless it has no room left. The last is the new tail page. ``records`` are the
+    commits of the sealed segments in ``added``, if the page records commits.
     """
     pages: list[tuple[SegmentPage, bytes]] = []
-    page, rest = tail, added
-    while len(rest):
-        taken, data = _take(page, rest)
-        if taken:
-            page = _extended(page, rest[:taken])
+    page, rest, pending = tail, added, list(records)
+    while len(rest) or pending:
+        taken, data = _take(page, rest, pending) if len(rest) else _take_bare(page, pending)
+        if data:
+            part = rest[:taken]
+            page = _extended(page, part, pending)
             pages.append((page, data))
-            rest = rest[taken:]
-        if len(rest):
-            page = SegmentPage(page.log_id, page.number + 1, page.end_offset, SegmentTable.of(()))
+            rest, pending = rest[taken:], cut_records(pending, _sealed(part))[1]
+        if len(rest) or pending:
+            commits = None if page.commits is None else CommitTable.begin(page.commits.last_first_offset, 0)
+            page = SegmentPage(page.log_id, page.number + 1, page.end_offset, SegmentTable.of(()), commits)
     return pages
 
 
-def _take(page: SegmentPage, rest: SegmentTable) -> tuple[int, bytes]:
+def _take_bare(page: SegmentPage, pending: Sequence[CommitRecord]) -> tuple[int, bytes]:
+    """Like :func:`_take`, for commits without segments."""
+    data = encode_page(_extended(page, SegmentTable.of(()), pending))
+    return 0, data if len(data) <= MAX_PAGE_BYTES else b""
+
+
+def _take(page: SegmentPage, rest: SegmentTable, pending: Sequence[CommitRecord]) -> tuple[int, bytes]:
     """Return how many segments of ``rest`` fit into ``page`` (approximately: see _FULL_BYTES), and that page."""
     fits, best = 0, b""
     limit = min(len(rest), MAX_PAGE_BYTES)
     guess = min(limit, _FIRST_GUESS_SEGMENTS)
     while fits < limit:
-        data = encode_page(_extended(page, rest[:guess]))
+        data = encode_page(_extended(page, rest[:guess], pending))
         if len(data) <= MAX_PAGE_BYTES:
             fits, best = guess, data
             if len(data) >= _FULL_BYTES:
@@ -179,9 +197,16 @@ def _take(page: SegmentPage, rest: SegmentTable) -> tuple[int, bytes]:
     return fits, best
 
 
-def _extended(page: SegmentPage, added: SegmentTable) -> SegmentPage:
+def _extended(page: SegmentPage, added: SegmentTable, pending: Sequence[CommitRecord]) -> SegmentPage:
     table = SegmentTable.concat([page.table, added])
-    return SegmentPage(page.log_id, page.number, page.base_offset, table)
+    commits = page.commits
+    if commits is not None:
+        commits = commits.extended(cut_records(pending, _sealed(added))[0])
+    return SegmentPage(page.log_id, page.number, page.base_offset, table, commits)
+
+
+def _sealed(table: SegmentTable) -> int:
+    return int(np.count_nonzero(table.entries))
 
 
 class _BadPageError(Exception):

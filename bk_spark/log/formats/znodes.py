@@ -18,12 +18,12 @@ from google.protobuf.message import DecodeError, Message
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
 from bk_spark.protocol.errors import MetadataFormatError
 
-HEAD_VERSION: Final = 1
+HEAD_VERSION: Final = 2
 APPLICATION_VERSION: Final = 1
 REGISTRATION_VERSION: Final = 1
 OWNER_VERSION: Final = 1
 APPENDED_VERSION: Final = 1
-POLICY_VERSION: Final = 1
+POLICY_VERSION: Final = 2
 MAINTENANCE_VERSION: Final = 1
 
 MAX_HEAD_BYTES: Final = 4 * 1024
@@ -53,7 +53,10 @@ class Head:
     """The head of a log. Its committed offsets are ``[first_offset, next_offset)``.
 
     Their segments are in pages ``first_page`` to ``tail_page``. With an ``index``, also in the pages that it leads to.
-    ``deleted_time_ms`` is 0 unless the log's deletion has begun.
+    ``deleted_time_ms`` is 0 unless the log's deletion has begun. ``kept_offset`` is where the list begins: up to
+    ``first_offset`` it holds what was overwritten or truncated and is kept for reads of earlier states. None: the log
+    keeps none, and its pages do not record commits, as in the first release. ``last_change_time_ms`` is the time of the
+    last recorded change if that is later than the last commit.
     """
 
     log_id: str
@@ -64,6 +67,17 @@ class Head:
     last_commit_time_ms: int = 0
     index: IndexPosition | None = None
     deleted_time_ms: int = 0
+    kept_offset: int | None = None
+    last_change_time_ms: int = 0
+
+    @property
+    def list_offset(self) -> int:
+        """The first offset in the list: ``kept_offset``, or else ``first_offset``."""
+        return self.first_offset if self.kept_offset is None else self.kept_offset
+
+    def change_time_ms(self, now_ms: int) -> int:
+        """Return the time of a change now. No change is earlier than one before it."""
+        return max(now_ms, self.last_commit_time_ms, self.last_change_time_ms)
 
     @property
     def first_znode_page(self) -> int:
@@ -140,17 +154,21 @@ class Policy:
         Delete an unreferenced ledger that is older than this, even if its run may still be active. Milliseconds.
     delete_grace_ms
         How long a condemned ledger is kept for its readers before it is deleted. Milliseconds.
+    history_ms
+        How long each state of the log stays readable after it was overwritten, truncated or cut by retention.
+        Milliseconds. 0: such rows may be deleted at once.
     """
 
     retention_time_ms: int = 0
     retention_size_bytes: int = 0
     orphan_retention_ms: int = 7 * 24 * 3_600_000
     delete_grace_ms: int = 3_600_000
+    history_ms: int = 0
 
 
 def encode_head(head: Head) -> bytes:
     message = pb.Head(
-        format_version=HEAD_VERSION,
+        format_version=1 if head.kept_offset is None else HEAD_VERSION,
         log_id=UUID(head.log_id).bytes,
         first_offset=head.first_offset,
         next_offset=head.next_offset,
@@ -158,6 +176,8 @@ def encode_head(head: Head) -> bytes:
         tail_page=head.tail_page,
         last_commit_time_ms=head.last_commit_time_ms,
         deleted_time_ms=head.deleted_time_ms,
+        kept_offset=head.kept_offset,
+        last_change_time_ms=head.last_change_time_ms,
     )
     if head.index is not None:
         message.index.ledger_id = head.index.ledger_id
@@ -182,8 +202,15 @@ def decode_head(data: bytes, path: str) -> Head:
         message.last_commit_time_ms,
         index,
         message.deleted_time_ms,
+        message.kept_offset if message.HasField("kept_offset") else None,
+        message.last_change_time_ms,
     )
-    if not head.first_offset <= head.next_offset <= _MAX_INT64 or not head.first_page <= head.tail_page <= _MAX_INT64:
+    is_recorded = message.format_version > 1
+    if (
+        not head.list_offset <= head.first_offset <= head.next_offset <= _MAX_INT64
+        or not head.first_page <= head.tail_page <= _MAX_INT64
+        or is_recorded != (head.kept_offset is not None)
+    ):
         raise MetadataFormatError(f"head of a log {path} is damaged: {head}")
     return head
 
@@ -277,11 +304,13 @@ def decode_appended(data: bytes, path: str) -> Appended:
 
 def encode_policy(policy: Policy) -> bytes:
     return pb.Policy(
-        format_version=POLICY_VERSION,
+        # The first release would not keep what it does not know of.
+        format_version=POLICY_VERSION if policy.history_ms else 1,
         retention_time_ms=policy.retention_time_ms,
         retention_size_bytes=policy.retention_size_bytes,
         orphan_retention_ms=policy.orphan_retention_ms,
         delete_grace_ms=policy.delete_grace_ms,
+        history_ms=policy.history_ms,
     ).SerializeToString()
 
 
@@ -292,6 +321,7 @@ def decode_policy(data: bytes, path: str) -> Policy:
         message.retention_size_bytes,
         message.orphan_retention_ms,
         message.delete_grace_ms,
+        message.history_ms,
     )
 
 

@@ -2,7 +2,8 @@
 
 One round of :func:`reap_steps`:
 
-1. Read the whole segment list: all ledgers that it refers to, and the index ledgers that lead to it.
+1. Drop from the list what the policy no longer keeps of the log's earlier states (:mod:`bk_spark.log.gc.expiry`). Read
+   the whole list: all ledgers that it refers to, and the index ledgers that lead to it.
 2. Page through the registrations, run by run. Check the ledgers that the list does not refer to, and condemn them if
    :mod:`bk_spark.log.gc.reap_rules` says so. Recover condemned ledgers, so that nobody writes to them any more.
 3. Delete ledgers that were condemned long enough ago, metadata and registration together.
@@ -26,6 +27,7 @@ from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.reading import children_steps, decision_steps, read_steps, sync_steps
 from bk_spark.log.core.steps import Closed, Failed, RecoverLedger, Steps
 from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.gc.expiry import expire_steps
 from bk_spark.log.gc.housekeeping import RemoveAppended, RemovePages, RemoveRuns, forget_steps, is_forgettable
 from bk_spark.log.gc.reap_rules import ReapLimits, Reason, Run
 from bk_spark.log.gc.reaping import Condemn, DeleteLedgers, is_closed, ledger_ids_of, made_together, parts_of
@@ -95,10 +97,11 @@ def reap_steps(
     Raises ClockDifferenceError, NoSuchLogError, LogReplacedError. If the list cannot be read, raises
     MetadataFormatError, MetadataUnavailableError or the ledger client's error; then nothing was done.
     """
-    view = yield from view_steps(paths)
+    read = yield from policy_steps(paths)
     if not dry_run:
         check_clock()
-    read = yield from policy_steps(paths)
+    list_offset = yield from expire_steps(paths, read, now_ms, dry_run=dry_run)
+    view = yield from view_steps(paths, list_offset if dry_run else None)
     limits = limits_of(limits or ReapLimits(), read)
     round_ = _Round(paths, ledger_path, now_ms, check_clock, limits, view, dry_run=dry_run, on_progress=on_progress)
     try:

@@ -47,9 +47,9 @@ class References:
         return cls(np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
-    def of(cls, table: SegmentTable, first_offset: int = 0) -> References:
-        """Collect the ledgers of an open tail and of the segments that end after ``first_offset``."""
-        kept = (table.base_offset + table.entries > first_offset) | (table.entries == 0)
+    def of(cls, table: SegmentTable, list_offset: int = 0) -> References:
+        """Collect the ledgers of an open tail and of the segments that end after ``list_offset``."""
+        kept = (table.base_offset + table.entries > list_offset) | (table.entries == 0)
         return cls._merged(table.ledger_id[kept], (table.first_entry + table.entries - 1)[kept])
 
     def union(self, *others: References) -> References:
@@ -97,15 +97,15 @@ class ListView:
     references: References
 
 
-def view_steps(paths: LogPaths) -> Steps[ListView]:
-    """Read the whole list, a few pages at a time.
+def view_steps(paths: LogPaths, list_offset: int | None = None) -> Steps[ListView]:
+    """Read the whole list, a few pages at a time. ``list_offset``: as if it began there already, for a dry run.
 
     Raises NoSuchLogError, LogReplacedError, MetadataFormatError (a page is missing or damaged),
     MetadataUnavailableError, and the ledger client's errors if an index ledger cannot be read.
     """
     for _ in range(_MAX_SCANS):
         read = yield from head_steps(paths)
-        references = yield from _scan(paths, read.head)
+        references = yield from _scan(paths, read.head, read.head.list_offset if list_offset is None else list_offset)
         if references is not None:
             return ListView(read.head, read.version, references)
     raise MetadataConflictError(f"log {paths.name}: its list was moved {_MAX_SCANS} times while it was read")
@@ -131,11 +131,11 @@ def listed_now(readings: Readings, paths: LogPaths, view: ListView) -> tuple[Rea
         if znode is None:
             raise StaleError(f"page {paths.page(number)} is missing")
         page = decode_page(znode.data, paths.page(number), log_id=paths.log_id, number=number)
-        added.append(References.of(page.table, head.first_offset))
+        added.append(References.of(page.table, head.list_offset))
     return read, view.references.union(*added)
 
 
-def _scan(paths: LogPaths, head: Head) -> Steps[References | None]:
+def _scan(paths: LogPaths, head: Head, list_offset: int) -> Steps[References | None]:
     """Collect the references. None if the list changed so that pages of ``head`` are gone."""
     collected = [References.none()]
     try:
@@ -146,7 +146,7 @@ def _scan(paths: LogPaths, head: Head) -> Steps[References | None]:
                 raise event.error
             assert isinstance(event, EntryRead), event
             page = decode_indexed_page(event.payload, paths, walk.pages, number)
-            collected = _collect(collected, References.of(page.table, head.first_offset))
+            collected = _collect(collected, References.of(page.table, list_offset))
     except NoSuchLedgerError as error:
         yield from _check_list_changed(paths, head, error)
         return None
@@ -161,7 +161,7 @@ def _scan(paths: LogPaths, head: Head) -> Steps[References | None]:
                 yield from _check_list_changed(paths, head, missing)
                 return None
             page = decode_page(znode.data, path, log_id=paths.log_id, number=number)
-            collected = _collect(collected, References.of(page.table, head.first_offset))
+            collected = _collect(collected, References.of(page.table, list_offset))
     return collected[0].union(*collected[1:]).with_ledgers(walk.ledgers)
 
 

@@ -27,7 +27,7 @@ from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.formats.znodes import Policy, decode_policy, encode_policy
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
-from bk_spark.protocol.metadata.znodes import CheckOp, Znode
+from bk_spark.protocol.metadata.znodes import CheckOp, TransactionOp, Znode
 
 _MAX_LIMIT: Final = (1 << 63) - 1
 
@@ -41,6 +41,7 @@ class SetPolicy:
             ("retention size (bytes)", policy.retention_size_bytes),
             ("orphan retention (ms)", policy.orphan_retention_ms),
             ("delete grace (ms)", policy.delete_grace_ms),
+            ("history (ms)", policy.history_ms),
         ):
             if not 0 <= value <= _MAX_LIMIT:
                 limit = " (without limit)" if name.startswith("retention") else ""
@@ -59,11 +60,17 @@ class SetPolicy:
     def decide(self, readings: Readings, now_ms: int, maybe: Policy | None) -> AlreadyDone[Policy] | Plan[Policy]:
         """Raises NoSuchLogError, LogReplacedError."""
         readings.require(self.paths.head, self.paths.policy)
-        read_head(readings, self.paths)
+        read = read_head(readings, self.paths)
         data, znode = encode_policy(self._policy), readings.get(self.paths.policy)
-        if znode is not None and znode.data == data:
+        writes: list[TransactionOp] = []
+        if znode is None or znode.data != data:
+            writes.append(write_over(self.paths.policy, data, znode))
+        if self._policy.history_ms and read.head.kept_offset is None:
+            # A log of the first release. From now on its pages record commits, which that release cannot read.
+            writes.append(read.write(self.paths, replace(read.head, kept_offset=read.head.first_offset)))
+        if not writes:
             return AlreadyDone(self._policy)
-        return Plan((), (CheckOp(self.paths.identity, -1), write_over(self.paths.policy, data, znode)), self._policy)
+        return Plan((), (CheckOp(self.paths.identity, -1), *writes), self._policy)
 
 
 @dataclass(frozen=True, slots=True)

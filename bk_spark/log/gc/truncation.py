@@ -1,8 +1,8 @@
 """Truncation: makes the log begin at a later offset. No I/O.
 
-Whole segments leave the list, from its start. Only the head is written. The reaper removes the segments and pages
-before it later. A sealed segment never changes and never moves to another page. So where a segment starts
-(:class:`SegmentStart`) stays true, and only the version of the head must be checked.
+Whole segments leave the log, from its start. The head is written, and the tail page if the log records commits. The
+reaper removes the segments and pages before it later. A sealed segment never changes and never moves to another page.
+So where a segment starts (:class:`SegmentStart`) stays true, and only the version of the head must be checked.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bk_spark.log.core.append import read_head
+from bk_spark.log.core.append import ReadHead, plan_pages, read_head, read_tail
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
+from bk_spark.log.formats.commits import CommitKind, CommitRecord
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
+from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.log.formats.znodes import Head
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CheckOp, TransactionOp
@@ -83,9 +85,29 @@ class Truncate:
             checks = (CheckOp(self.paths.page(page.number), version),)
         if start.offset <= head.first_offset:
             return AlreadyDone(head.first_offset)
-        new_head = replace(head, first_offset=start.offset, first_page=max(head.first_page, start.page))
+        if head.kept_offset is None:
+            new_head = replace(head, first_offset=start.offset, first_page=max(head.first_page, start.page))
+            write = read.write(self.paths, new_head)
+            return Plan((), (CheckOp(self.paths.identity, -1), *checks, write), start.offset)
+        return self._recorded(readings, read, start.offset, checks, now_ms)
+
+    def _recorded(
+        self, readings: Readings, read: ReadHead, first_offset: int, checks: tuple[TransactionOp, ...], now_ms: int
+    ) -> Plan[int]:
+        """Truncate a log that records commits. What is dropped stays in the list as long as its policy says."""
+        tail = read_tail(readings, self.paths, read.head)
+        time_ms = read.head.change_time_ms(now_ms)
+        record = CommitRecord(CommitKind.TRUNCATE, 0, time_ms, first_offset=first_offset)
+        opened = SegmentTable.of(() if tail.open is None else (tail.open,))
+        append = plan_pages(readings, self.paths, read, opened, time_ms, tail, (record,))
+        new_head = replace(append.head, first_offset=first_offset, last_change_time_ms=time_ms)
+        # The tail page may be the page that was looked at: it is written then.
+        written = {op.path for op in append.operations}
+        others = [check for check in checks if check.path not in written]
         write = read.write(self.paths, new_head)
-        return Plan((), (CheckOp(self.paths.identity, -1), *checks, write), start.offset)
+        return Plan(
+            append.preparations, (CheckOp(self.paths.identity, -1), *others, *append.operations, write), first_offset
+        )
 
 
 def _page_with(readings: Readings, paths: LogPaths, head: Head, offset: int) -> tuple[SegmentPage, int]:

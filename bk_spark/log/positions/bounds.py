@@ -98,8 +98,11 @@ def ranges_of(
     return {name: (first, ends[name]) for name, first in starts.items()}
 
 
-def check_names(option: str, given: Mapping[str, object], read: Mapping[str, object], thing: str = "log") -> None:
-    """Raise InvalidArgumentError unless ``given`` names everything that is read, and nothing else."""
+def check_names(
+    option: str, given: Mapping[str, object], read: Mapping[str, object], thing: str = "log", missing: str = ""
+) -> None:
+    """Raise InvalidArgumentError unless ``given`` names everything that is read, and nothing else. ``missing`` says
+    what is missing otherwise, if that is no offset."""
     for name in given:
         if name not in read:
             raise InvalidArgumentError(
@@ -108,8 +111,10 @@ def check_names(option: str, given: Mapping[str, object], read: Mapping[str, obj
             )
     left_out = [name for name in read if name not in given]
     if left_out:
-        if any(isinstance(one, Time) for one in given.values()):
-            raise InvalidArgumentError(f"option {option} has no time for {thing} {_some(left_out)}: give each one")
+        if not missing and any(isinstance(one, Time) for one in given.values()):
+            missing = "no time"
+        if missing:
+            raise InvalidArgumentError(f"option {option} has {missing} for {thing} {_some(left_out)}: give each one")
         raise InvalidArgumentError(
             f"option {option} has no offset for {thing} {_some(left_out)}: give each an offset, or -2 for its first, "
             "or -1 for its end"

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from bk_spark.bookie.metadata.cluster_clock import MAX_DIFFERENCE_MS
 from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.index_move import move_steps
@@ -15,7 +14,6 @@ from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.znodes import Policy
 from bk_spark.log.gc.deletion import delete_steps
-from bk_spark.log.gc.reaper import reap_steps
 from bk_spark.log.gc.retention import SetPolicy
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataConflictError
@@ -177,30 +175,9 @@ class PolicySetter(Chore):
 
     def once(self) -> Generator[Any, Any, object]:
         minutes, size_bytes = self.world.random.choice([(30, 0), (24 * 60, 0), (0, 700), (0, 0)])
-        return (yield from change_steps(SetPolicy(self.paths, Policy(minutes * 60_000, size_bytes)), self.now_ms))
-
-
-class Reaper(Chore):
-    """Runs one round of the reaper after another."""
-
-    kind: ClassVar[str] = "reaped"
-
-    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
-        super().__init__(world, name, paths, times, pause_steps)
-        self.condemned = self.deleted = self.removed = 0
-
-    def once(self) -> Generator[Any, Any, object]:
-        ahead_ms, jumps = self.clock.ahead_ms, self.clock.jumps
-        report = yield from reap_steps(self.paths, ledger_path, self.now_ms, self.clock.cluster.check)
-        require(
-            abs(ahead_ms) <= MAX_DIFFERENCE_MS or self.clock.jumps > jumps, "a clock that is off is taken for right"
-        )
-        self.condemned += len(report.condemned)
-        self.deleted += len(report.deleted)
-        self.removed += len(report.removed)
-        for what, why in report.failed:
-            require("damaged" not in why, f"{what}: {why}")
-        return report
+        history_ms = self.world.random.choice([0, 20, 90, 24 * 60]) * 60_000 if self.world.records_commits else 0
+        policy = Policy(minutes * 60_000, size_bytes, history_ms=history_ms)
+        return (yield from change_steps(SetPolicy(self.paths, policy), self.now_ms))
 
 
 class Deleter(Chore):

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from bk_spark.log.core import append, applications
 from bk_spark.log.core.plan import CommitStatus
-from bk_spark.log.formats import page
+from bk_spark.log.formats import commits, page
 from tests.simulation.logs.chores import (
     Appender,
     Chore,
@@ -25,12 +25,11 @@ from tests.simulation.logs.chores import (
     Grower,
     IndexMover,
     PolicySetter,
-    Reaper,
     Truncator,
     foreign_ledger,
 )
 from tests.simulation.logs.followers import Follower, RangeReader
-from tests.simulation.logs.readers import LogReader, Maintenance, Retention
+from tests.simulation.logs.readers import LogReader, Maintenance, PastReader, Reaper, Retention
 from tests.simulation.logs.streaming import Driver, Query, Worker
 from tests.simulation.logs.world import DAY_MS, HOUR_MS, MINUTE_MS, WRONG_TIMES_MS, Actor, World
 from tests.simulation.logs.writers import Keeper, LogWriter
@@ -75,6 +74,8 @@ class Focus:
     followers: int | None = None
     wrong_clocks: float | None = None
     growers: int | None = None
+    records_commits: bool | None = None
+    past_readers: int | None = None
 
 
 def _or(focused: _T | None, drawn: _T) -> _T:
@@ -88,7 +89,8 @@ class History:
         self.seed = seed
         self._focus = focus = focus or Focus()
         wrong_clocks = _or(focus.wrong_clocks, Random(seed).choice([0.0, 0.0, 0.3]))
-        self.world = world = World(seed, wrong_clocks=wrong_clocks)
+        records_commits = _or(focus.records_commits, Random(f"{seed} records").random() < 0.6)
+        self.world = world = World(seed, wrong_clocks=wrong_clocks, records_commits=records_commits)
         self.random = random = world.random
         self.counts = Counts()
         world.weather.metadata = random.choice([0.0, 0.02, 0.1])
@@ -168,6 +170,13 @@ class History:
         for number in range(_or(focus.followers, random.choice([0] * 6 + [1, 1]))):
             world.add(Follower(world, f"follower{number}", paths, random.randint(1, 3), random.choice([0, 50])))
             world.add(RangeReader(world, f"range{number}", paths, random.randint(2, 6), random.choice([10, 50])))
+        if world.records_commits:
+            for number in range(_or(focus.past_readers, random.choice([0, 1, 2]))):
+                times = random.randint(3, 8)
+                world.add(PastReader(world, f"past{number}", paths, times, random.choice([10, 50])))
+                world.add(
+                    PolicySetter(world, f"policy of {number}", paths, random.randint(1, 3), random.choice([5, 50]))
+                )
         for number in range(_or(focus.deleters, random.choice([0] * 9 + [1, 1, 2]))):
             world.add(Deleter(world, f"deleter{number}", paths, random.choice([50, 200])))
         for number in range(_or(focus.growers, random.choice([0] * 7 + [1, 2]))):
@@ -346,6 +355,10 @@ class History:
         thorough = self.random.random()
         if thorough > 0.3 or world.watch.logs[world.paths.log_id].deleted:
             return
+        if world.records_commits:
+            # What was kept of earlier states leaves the list first, then its ledgers get their grace.
+            world.pass_time(2 * DAY_MS)
+            world.run(world.add(Reaper(world, "reaper of the past", world.paths)), most_steps=MOST_STEPS)
         for retired_only in (True, False):
             if not retired_only:
                 world.pass_time(8 * DAY_MS)
@@ -391,6 +404,9 @@ class History:
             elif isinstance(actor, Follower):
                 counts["followed"] += actor.entries
                 counts["followed tails"] += actor.from_tails
+            elif isinstance(actor, PastReader):
+                counts["past states"] += actor.states
+                counts["past states gone"] += actor.gone
             elif isinstance(actor, LogReader):
                 counts["read segments"] += actor.segments
             elif isinstance(actor, Reaper):
@@ -410,7 +426,10 @@ class History:
             stack.enter_context(patch.object(applications, "IN_USE_KEPT", self.in_use_kept))
             stack.enter_context(pages_decoded_once())
             if self.small_pages:
-                stack.enter_context(patch.object(page, "MAX_PAGE_BYTES", 64))
-                stack.enter_context(patch.object(page, "_FULL_BYTES", 50))
+                # A commit takes room, too.
+                most = 160 if self.world.records_commits else 64
+                stack.enter_context(patch.object(page, "MAX_PAGE_BYTES", most))
+                stack.enter_context(patch.object(page, "_FULL_BYTES", most - 14))
+                stack.enter_context(patch.object(commits, "MAX_BARE_COMMITS", 2))
                 stack.enter_context(patch.object(append, "MAX_INLINE_PAGES", self.inline_pages))
             yield

@@ -7,6 +7,7 @@ The list of segments:
 * offsets are given only to acknowledged entries, and commit times never decrease;
 * commit times are ZooKeeper's, and retention drops nothing that the policy keeps by ZooKeeper's clock;
 * each batch is in it once, complete, in partition order, and batches of an application are in order;
+* what was overwritten or truncated stays in it as long as the policy promises to readers of earlier states;
 * every acknowledged entry of a log writer is in it, or in the open tail, at the offset that the writer reported;
 * each segment names a version of the schema that readers find, and versions only grow (``schemas.py``).
 
@@ -121,6 +122,10 @@ class Watch(LedgerWatch):
             if log.paths.identity in changes and changes[log.paths.identity][1] is None:
                 log.deleted = True
                 continue
+            if log.paths.policy in changes:
+                policy = changes[log.paths.policy][1]
+                assert policy is not None
+                log.promises.append((self._now_ms(), decode_policy(policy.data, log.paths.policy).history_ms))
             if log.paths.maintenance in changes:
                 self._check_claim(log, *changes[log.paths.maintenance])
             if log.paths.settings in changes:
@@ -147,6 +152,7 @@ class Watch(LedgerWatch):
         for name in ("first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms"):
             require(getattr(before, name) <= getattr(head, name), f"{name} moved back: {before} -> {head}")
         log.head = head
+        self._check_past(log, before)
         segments = self._segments(log, head)
         self._check_new(log, segments)
         self._note_times(log)
@@ -154,6 +160,21 @@ class Watch(LedgerWatch):
             self._check_retention(log, before.first_offset)
         self._check_promises(log)
         self._note_references(log, segments)
+
+    def _check_past(self, log: ListWatch, before: Head) -> None:
+        """What reads as of a commit were promised stays in the list: the states of as long as the policy says."""
+        head, now_ms = log.head, self._now_ms()
+        require(before.list_offset <= head.list_offset, f"the start of the list moved back: {before} -> {head}")
+        if (head.first_offset, head.next_offset) != (before.first_offset, before.next_offset) or not log.states:
+            log.states.append((self._latest_ms(), head.first_offset, head.next_offset))
+        if head.kept_offset is None or head.list_offset == before.list_offset:
+            return
+        since_ms = now_ms - log.promises[-1][1]
+        promised = log.first_offset_at(since_ms)
+        require(
+            head.list_offset <= promised,
+            f"the list begins at {head.list_offset}; {now_ms - since_ms} ms ago the log began at {promised}",
+        )
 
     def _check_time(self, before: Head, head: Head) -> None:
         """A commit time is ZooKeeper's, as of the committer's last sync or later, whatever the committer's clock
@@ -168,9 +189,12 @@ class Watch(LedgerWatch):
     def _note_times(self, log: ListWatch) -> None:
         """Note when new segments were sealed: at the latest at the session's end, which in the model survives all
         pauses."""
-        latest_ms = min(self._now_ms(), self._zk.origin.synced_ms + SESSION_MS)
         for offset in log.sealed:
-            log.sealed_ms.setdefault(offset, latest_ms)
+            log.sealed_ms.setdefault(offset, self._latest_ms())
+
+    def _latest_ms(self) -> int:
+        """The latest time at which the present change can have been made outside of the model."""
+        return min(self._now_ms(), self._zk.origin.synced_ms + SESSION_MS)
 
     def _check_retention(self, log: ListWatch, first_offset: int) -> None:
         """Everything dropped is outside the policy's limits, now and by ZooKeeper's clock."""
@@ -204,7 +228,7 @@ class Watch(LedgerWatch):
             require(one.end_offset == other.base_offset, f"a hole between {one} and {other}")
             require(one.commit_time_ms <= other.commit_time_ms, f"commit times go back: {one}, {other}")
         require(
-            not segments or segments[0].base_offset <= head.first_offset or head.first_offset == head.next_offset,
+            not segments or segments[0].base_offset <= head.list_offset or head.list_offset == head.next_offset,
             f"pages begin at {segments[:1]}, the log at {head.first_offset}",
         )
         return segments
@@ -330,7 +354,7 @@ class Watch(LedgerWatch):
 
     def _note_references(self, log: ListWatch, segments: list[Segment]) -> None:
         head = log.head
-        referenced = {s.ledger_id for s in segments if s.end_offset > head.first_offset or s.last_entry is None}
+        referenced = {s.ledger_id for s in segments if s.end_offset > head.list_offset or s.last_entry is None}
         if head.index is not None:
             needed = self._index_ledgers(log, head)
             for ledger_id in needed - log.index_ledgers:

@@ -54,6 +54,19 @@ class ListWatch:
     deleted: bool = False
     #: As they were last written.
     settings: LogSettings | None = None
+    #: When the log began to be which range of offsets.
+    states: list[tuple[int, int, int]] = field(default_factory=list)
+    #: When the policy began to promise how much of the past.
+    promises: list[tuple[int, int]] = field(default_factory=list)
+
+    def least_history_ms(self, since_ms: int) -> int:
+        """The shortest time for which a policy kept the past since then."""
+        before = [history_ms for time_ms, history_ms in self.promises if time_ms <= since_ms][-1:]
+        return min(before + [history_ms for time_ms, history_ms in self.promises if time_ms > since_ms], default=0)
+
+    def first_offset_at(self, time_ms: int) -> int:
+        """Where the log began at a time."""
+        return max((first for state_ms, first, _ in self.states if state_ms <= time_ms), default=0)
 
 
 class LedgerWatch:

@@ -39,10 +39,11 @@ from bk_spark.log.core.tail.writing import TailWriting
 from bk_spark.log.formats import message
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths, app_key
-from bk_spark.log.formats.znodes import Head, LedgerRegistration, decode_application, decode_registration
-from bk_spark.log.gc import housekeeping, maintenance, reap_rules, reaper, reaping
+from bk_spark.log.formats.znodes import Head, LedgerRegistration, Policy, decode_application, decode_registration
+from bk_spark.log.gc import expiry, housekeeping, maintenance, reap_rules, reaper, reaping, references, truncation
 from bk_spark.log.gc.reap_rules import Run
 from bk_spark.log.gc.retention import Retain
+from bk_spark.log.history.states import LogStates
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import BookKeeperError, LogFencedError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp
@@ -424,6 +425,77 @@ def runs_are_removed_without_writing_the_head(stack: ExitStack) -> None:
         return tuple(op for op in operations if op.path != self.paths.head)
 
     _rewrite(stack, housekeeping.RemoveRuns, unguarded)
+
+
+# --- earlier states ---------------------------------------------------------------------------------
+
+
+def the_past_is_let_go_at_once(stack: ExitStack) -> None:
+    """The reaper drops what was overwritten or truncated, whatever the policy promises."""
+    start_to_keep = expiry.start_to_keep
+
+    def start(segments: Any, policy: Policy, now_ms: int) -> Any:
+        return start_to_keep(segments, replace(policy, history_ms=0), now_ms)
+
+    stack.enter_context(patch.object(expiry, "start_to_keep", start))
+
+
+def the_past_is_let_go_by_a_policy_of_before(stack: ExitStack) -> None:
+    """The policy may have changed since the reaper read it."""
+
+    def unchecked(self: expiry.Expire, operations: Operations) -> Operations:
+        return tuple(op for op in operations if op.path != self.paths.policy)
+
+    _rewrite(stack, expiry.Expire, unchecked)
+    stack.enter_context(patch.object(expiry, "policy_of", lambda znode, paths: _Any()))
+
+
+class _Any:
+    """Equal to everything."""
+
+    check = property(lambda self: self)
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def the_reaper_takes_what_is_kept_of_the_past(stack: ExitStack) -> None:
+    """Only the present state of the log counts as referring to ledgers."""
+    scan = references._scan
+
+    def scan_present(paths: LogPaths, head: Head, list_offset: int) -> Steps[Any]:
+        return scan(paths, head, head.first_offset)
+
+    stack.enter_context(patch.object(references, "_scan", scan_present))
+
+
+def truncations_are_not_recorded(stack: ExitStack) -> None:
+    """A later look at an earlier state does not see where the log began then."""
+    plan_pages = truncation.plan_pages
+
+    def plan(*arguments: Any) -> Any:
+        return plan_pages(*arguments[:-1], ())
+
+    stack.enter_context(patch.object(truncation, "plan_pages", plan))
+
+
+def overwritten_states_begin_where_the_log_does(stack: ExitStack) -> None:
+    """A read as of a commit begins where the log begins now."""
+    of = LogStates.of
+
+    def clipped(states: LogStates, as_of: Any, now_ms: Any) -> Any:
+        state = of(states, as_of, now_ms)
+        first_offset = min(state.end_offset, max(state.first_offset, states._head.first_offset))
+        return replace(state, first_offset=first_offset)
+
+    stack.enter_context(patch.object(LogStates, "of", clipped))
+
+
+def times_count_though_commits_may_still_come(stack: ExitStack) -> None:
+    """A read as of this moment takes the last commit that is there, and a commit with an earlier time comes later."""
+    stack.enter_context(patch.object(LogStates, "_check_settled", lambda states, time, now_ms: None))
 
 
 # --- the index --------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from bk_spark.log.core.steps import Transact
 from bk_spark.protocol.metadata.znodes import SetOp
-from tests.simulation.logs.chores import Deleter, Reaper, Truncator
+from tests.simulation.logs.chores import Deleter, Truncator
 from tests.simulation.logs.invariants import batch_rows
+from tests.simulation.logs.readers import Reaper
 from tests.simulation.logs.streaming import Driver, Query
 from tests.simulation.logs.world import DAY_MS, MINUTE_MS, World
 

@@ -27,12 +27,15 @@ from bk_spark.log.core.steps import (
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.gc.maintenance import maintenance_steps
+from bk_spark.log.gc.reaper import reap_steps
 from bk_spark.log.gc.retention import retention_steps
 from bk_spark.log.log import Log
+from bk_spark.log.positions.texts import AsOf, Time
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
+    InvalidArgumentError,
     LogRangeGoneError,
     LogReplacedError,
     MetadataUnavailableError,
@@ -245,6 +248,89 @@ class Maintenance(SnapshotUser):
             claims = self.world.watch.logs[self.paths.log_id].claims
             require(token not in claims, "told to leave it to others, though its claim took effect")
         return report
+
+
+class Reaper(SnapshotUser):
+    """Runs one round of the reaper after another."""
+
+    kind: ClassVar[str] = "reaped"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
+        super().__init__(world, name, paths, times, pause_steps)
+        self.condemned = self.deleted = self.removed = 0
+
+    def once(self) -> Generator[Any, Any, object]:
+        report = yield from self.answered(reap_steps(self.paths, ledger_path, self.now_ms, self.right_clock()))
+        self.condemned += len(report.condemned)
+        self.deleted += len(report.deleted)
+        self.removed += len(report.removed)
+        for what, why in report.failed:
+            require("damaged" not in why, f"{what}: {why}")
+        return report
+
+
+class PastReader(SnapshotUser):
+    """Reads states of the log as of commits, again and again: each stays as it was, or is gone when it may be."""
+
+    kind: ClassVar[str] = "read the past"
+
+    def __init__(self, world: World, name: str, paths: LogPaths, times: int = 1, pause_steps: int = 0) -> None:
+        super().__init__(world, name, paths, times, pause_steps)
+        self._seen: dict[AsOf, tuple[int, int]] = {}
+        self.states = self.gone = 0
+
+    def once(self) -> Generator[Any, Any, object]:
+        watch, random = self.world.watch.logs[self.paths.log_id], self.world.random
+        as_of: AsOf
+        if self._seen and random.random() < 0.5:
+            as_of = random.choice(list(self._seen))
+        elif random.random() < 0.5:
+            as_of = Time(self.world.now_ms - random.choice([0, 3, 20, 60, 600]) * 60_000)
+        else:
+            as_of = random.randrange(watch.head.next_offset + 1)
+        # What is kept at the beginning may be let go of until the end.
+        asked_ms = self.world.now_ms
+        try:
+            snapshot = yield from in_thread(self.open)
+            state = yield from self.later(lambda: snapshot.as_of(as_of, self.measured_now_ms))
+            segments = yield from self.later(lambda: list(state.segments()))
+        except LogRangeGoneError as error:
+            self._check_gone(watch, as_of, asked_ms, error)
+            self.gone += 1
+            return "gone"
+        except InvalidArgumentError as error:
+            require(as_of not in self._seen, f"as of {as_of} was {self._seen.get(as_of)}: {error}")
+            return error
+        except (NoSuchLogError, LogReplacedError):
+            require(watch.deleted, "refused, and the log is still there")
+            raise
+        except (MetadataUnavailableError, BookieUnavailableError) as error:
+            return error
+        found = (state.first_offset, state.next_offset)
+        require(self._seen.setdefault(as_of, found) == found, f"as of {as_of}: {found}, before {self._seen[as_of]}")
+        is_state = any((first, end) == found for _, first, end in watch.states)
+        within_tail = isinstance(as_of, int) and as_of + 1 == state.next_offset
+        require(is_state or within_tail, f"as of {as_of} the log never was {found}: {watch.states}")
+        reached = state.first_offset
+        for segment in segments:
+            require(watch.sealed.get(segment.base_offset) == segment, f"there is no such segment: {segment}")
+            require(segment.base_offset <= reached < segment.end_offset, f"{segment} does not hold offset {reached}")
+            reached = min(segment.end_offset, state.next_offset)
+        require(reached == state.next_offset, f"{state} ends at {reached}")
+        self.states += 1
+        return state
+
+    def measured_now_ms(self) -> int:
+        self._ask(Sync(self.paths.head))
+        return self.now_ms()
+
+    def _check_gone(self, watch: ListWatch, as_of: AsOf, asked_ms: int, error: Exception) -> None:
+        """What the policy promised all the time is not gone."""
+        if not isinstance(as_of, Time) or watch.deleted:
+            return
+        since_ms = self.world.now_ms - as_of.time_ms
+        promised_ms = watch.least_history_ms(as_of.time_ms)
+        require(since_ms > promised_ms, f"as of {since_ms} ms ago is gone, {promised_ms} ms were promised: {error}")
 
 
 class LogReader(SnapshotUser):

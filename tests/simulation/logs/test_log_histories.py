@@ -35,6 +35,8 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
         "read ranges": PORTION / 20,
         "followed tails": PORTION / 25,
         "moved pages": 0,
+        "past states": PORTION / 4,
+        "past states gone": 0,
         "strays": 0,
         "schema versions": PORTION / 4,
     }
@@ -83,6 +85,20 @@ MAINTENANCE = Focus(
 )
 #: Commits that grow the schema at once, most of them without rows.
 GROWTH = Focus(queries=2, log_writers=0, reapers=0, movers=0, truncators=0, deleters=0, small_pages=False, growers=3)
+#: Overwrites and truncations, maintenance, and readers of earlier states, over days.
+PAST = Focus(
+    queries=2,
+    log_writers=0,
+    reapers=2,
+    movers=0,
+    truncators=2,
+    deleters=0,
+    maintenances=1,
+    jump=0.04,
+    small_pages=False,
+    records_commits=True,
+    past_readers=2,
+)
 WRITERS = Focus(queries=1, log_writers=3, reapers=1, movers=0, truncators=0, deleters=0, small_pages=False)
 
 
@@ -138,6 +154,13 @@ MUTANTS = [
     Mutant(mutants.ledgers_are_deleted_without_recovery, REAPER),
     Mutant(mutants.ledgers_in_use_are_condemned, REAPER),
     Mutant(mutants.runs_at_work_count_as_over, REAPER),
+    # Earlier states.
+    Mutant(mutants.the_past_is_let_go_at_once, PAST),
+    Mutant(mutants.the_past_is_let_go_by_a_policy_of_before, PAST),
+    Mutant(mutants.the_reaper_takes_what_is_kept_of_the_past, PAST),
+    Mutant(mutants.truncations_are_not_recorded, PAST),
+    Mutant(mutants.overwritten_states_begin_where_the_log_does, PAST),
+    Mutant(mutants.times_count_though_commits_may_still_come, PAST),
     # The index.
     Mutant(mutants.index_ledgers_are_not_closed, INDEX),
     Mutant(mutants.unwritten_index_ledgers_count, INDEX),

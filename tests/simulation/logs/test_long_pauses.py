@@ -11,7 +11,7 @@ from bk_spark.log.core.steps import Sync
 from bk_spark.log.formats import page
 from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs import mutants
-from tests.simulation.logs.chores import IndexMover, Reaper
+from tests.simulation.logs.chores import IndexMover
 from tests.simulation.logs.play import (
     go,
     maintain,
@@ -20,6 +20,7 @@ from tests.simulation.logs.play import (
     start_query,
     start_run,
 )
+from tests.simulation.logs.readers import Reaper
 from tests.simulation.logs.streaming import Driver
 from tests.simulation.logs.world import DAY_MS, HOUR_MS, World
 from tests.simulation.outcomes import InvariantError

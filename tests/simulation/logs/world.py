@@ -143,8 +143,10 @@ class Actor:
 class World:
     """The whole model. ``random`` decides everything."""
 
-    def __init__(self, seed: int | str, *, wrong_clocks: float = 0.0) -> None:
+    def __init__(self, seed: int | str, *, wrong_clocks: float = 0.0, records_commits: bool = False) -> None:
         self.random = Random(seed)
+        #: Whether the log is of a release that records commits and keeps earlier states.
+        self.records_commits = records_commits
         #: The probability that a new process's machine has a wrong time of day.
         self.wrong_clocks = wrong_clocks
         self.now_ms = START_MS
@@ -172,7 +174,7 @@ class World:
         paths = LogPaths(ROOT, NAME, self.uuid())
         self.zk.transact(
             [
-                CreateOp(paths.head, encode_head(Head(paths.log_id))),
+                CreateOp(paths.head, encode_head(Head(paths.log_id, kept_offset=0 if self.records_commits else None))),
                 CreateOp(paths.identity),
                 CreateOp(paths.settings, encode_settings(paths.log_id, SETTINGS)),
                 CreateOp(paths.policy, encode_policy(Policy())),

@@ -140,7 +140,7 @@ class _TailChange:
         registered: CheckOp,
     ) -> Plan[TailPlace]:
         """Make ``ledger_id`` the open tail, after ``before``."""
-        time_ms = max(now_ms, read.head.last_commit_time_ms)
+        time_ms = read.head.change_time_ms(now_ms)
         base = before[-1].end_offset if before else read.head.next_offset
         opened = Segment(ledger_id, 0, None, base, 0, 0, time_ms)
         append = plan_append(readings, self.paths, read, SegmentTable.of([*before, opened]), time_ms, tail)
@@ -290,7 +290,7 @@ class SealTail(_TailChange):
         read, tail = self._read(readings)
         owner = self._disown(readings)
         if tail.open is not None and tail.open.ledger_id == self._closed.ledger_id:
-            time_ms = max(now_ms, read.head.last_commit_time_ms)
+            time_ms = read.head.change_time_ms(now_ms)
             added = SegmentTable.of(sealed(tail.open, self._closed))
             append = plan_append(readings, self.paths, read, added, time_ms, tail)
             return Plan(

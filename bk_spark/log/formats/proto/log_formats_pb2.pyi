@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Head(_message.Message):
-    __slots__ = ("format_version", "log_id", "first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms", "index", "deleted_time_ms")
+    __slots__ = ("format_version", "log_id", "first_offset", "next_offset", "first_page", "tail_page", "last_commit_time_ms", "index", "deleted_time_ms", "kept_offset", "last_change_time_ms")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,8 @@ class Head(_message.Message):
     LAST_COMMIT_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     DELETED_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     log_id: bytes
     first_offset: int
@@ -27,7 +29,9 @@ class Head(_message.Message):
     last_commit_time_ms: int
     index: IndexPosition
     deleted_time_ms: int
-    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., first_page: _Optional[int] = ..., tail_page: _Optional[int] = ..., last_commit_time_ms: _Optional[int] = ..., index: _Optional[_Union[IndexPosition, _Mapping]] = ..., deleted_time_ms: _Optional[int] = ...) -> None: ...
+    kept_offset: int
+    last_change_time_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., first_page: _Optional[int] = ..., tail_page: _Optional[int] = ..., last_commit_time_ms: _Optional[int] = ..., index: _Optional[_Union[IndexPosition, _Mapping]] = ..., deleted_time_ms: _Optional[int] = ..., kept_offset: _Optional[int] = ..., last_change_time_ms: _Optional[int] = ...) -> None: ...
 
 class IndexPosition(_message.Message):
     __slots__ = ("ledger_id", "entry_id", "end_page", "end_offset")
@@ -96,7 +100,7 @@ class PasswordCheck(_message.Message):
     def __init__(self, salt: _Optional[bytes] = ..., iterations: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class SegmentPage(_message.Message):
-    __slots__ = ("format_version", "log_id", "number", "base_offset", "base_time_ms", "open_tail", "ledger_id_deltas", "ledger_first_entries", "entries", "ledger_index_deltas", "gap_position_deltas", "gap_entries", "rows_per_entry", "row_residuals", "bytes_per_row", "byte_residuals", "time_run_repeats", "time_run_deltas_ms", "schema_run_repeats", "schema_run_deltas")
+    __slots__ = ("format_version", "log_id", "number", "base_offset", "base_time_ms", "open_tail", "ledger_id_deltas", "ledger_first_entries", "entries", "ledger_index_deltas", "gap_position_deltas", "gap_entries", "rows_per_entry", "row_residuals", "bytes_per_row", "byte_residuals", "time_run_repeats", "time_run_deltas_ms", "schema_run_repeats", "schema_run_deltas", "commits")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +121,7 @@ class SegmentPage(_message.Message):
     TIME_RUN_DELTAS_MS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_RUN_REPEATS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_RUN_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     log_id: bytes
     number: int
@@ -137,7 +142,34 @@ class SegmentPage(_message.Message):
     time_run_deltas_ms: _containers.RepeatedScalarFieldContainer[int]
     schema_run_repeats: _containers.RepeatedScalarFieldContainer[int]
     schema_run_deltas: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., number: _Optional[int] = ..., base_offset: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., open_tail: bool = ..., ledger_id_deltas: _Optional[_Iterable[int]] = ..., ledger_first_entries: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., ledger_index_deltas: _Optional[_Iterable[int]] = ..., gap_position_deltas: _Optional[_Iterable[int]] = ..., gap_entries: _Optional[_Iterable[int]] = ..., rows_per_entry: _Optional[int] = ..., row_residuals: _Optional[_Iterable[int]] = ..., bytes_per_row: _Optional[int] = ..., byte_residuals: _Optional[_Iterable[int]] = ..., time_run_repeats: _Optional[_Iterable[int]] = ..., time_run_deltas_ms: _Optional[_Iterable[int]] = ..., schema_run_repeats: _Optional[_Iterable[int]] = ..., schema_run_deltas: _Optional[_Iterable[int]] = ...) -> None: ...
+    commits: PageCommits
+    def __init__(self, format_version: _Optional[int] = ..., log_id: _Optional[bytes] = ..., number: _Optional[int] = ..., base_offset: _Optional[int] = ..., base_time_ms: _Optional[int] = ..., open_tail: bool = ..., ledger_id_deltas: _Optional[_Iterable[int]] = ..., ledger_first_entries: _Optional[_Iterable[int]] = ..., entries: _Optional[_Iterable[int]] = ..., ledger_index_deltas: _Optional[_Iterable[int]] = ..., gap_position_deltas: _Optional[_Iterable[int]] = ..., gap_entries: _Optional[_Iterable[int]] = ..., rows_per_entry: _Optional[int] = ..., row_residuals: _Optional[_Iterable[int]] = ..., bytes_per_row: _Optional[int] = ..., byte_residuals: _Optional[_Iterable[int]] = ..., time_run_repeats: _Optional[_Iterable[int]] = ..., time_run_deltas_ms: _Optional[_Iterable[int]] = ..., schema_run_repeats: _Optional[_Iterable[int]] = ..., schema_run_deltas: _Optional[_Iterable[int]] = ..., commits: _Optional[_Union[PageCommits, _Mapping]] = ...) -> None: ...
+
+class PageCommits(_message.Message):
+    __slots__ = ("first_offset", "unrecorded_segments", "count", "usual_segments", "segment_residuals", "kinds", "apps", "app_indexes", "batch_residuals", "time_residuals_ms", "moves")
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNRECORDED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    USUAL_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_RESIDUALS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    APPS_FIELD_NUMBER: _ClassVar[int]
+    APP_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_RESIDUALS_FIELD_NUMBER: _ClassVar[int]
+    TIME_RESIDUALS_MS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    first_offset: int
+    unrecorded_segments: int
+    count: int
+    usual_segments: int
+    segment_residuals: _containers.RepeatedScalarFieldContainer[int]
+    kinds: _containers.RepeatedScalarFieldContainer[int]
+    apps: _containers.RepeatedScalarFieldContainer[str]
+    app_indexes: _containers.RepeatedScalarFieldContainer[int]
+    batch_residuals: _containers.RepeatedScalarFieldContainer[int]
+    time_residuals_ms: _containers.RepeatedScalarFieldContainer[int]
+    moves: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_offset: _Optional[int] = ..., unrecorded_segments: _Optional[int] = ..., count: _Optional[int] = ..., usual_segments: _Optional[int] = ..., segment_residuals: _Optional[_Iterable[int]] = ..., kinds: _Optional[_Iterable[int]] = ..., apps: _Optional[_Iterable[str]] = ..., app_indexes: _Optional[_Iterable[int]] = ..., batch_residuals: _Optional[_Iterable[int]] = ..., time_residuals_ms: _Optional[_Iterable[int]] = ..., moves: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Application(_message.Message):
     __slots__ = ("format_version", "app", "query_id", "batch_id", "run", "retired_runs", "in_use_ledger_deltas", "in_use_last_entries", "commit_time_ms", "start_offset", "end_offset", "anonymous", "rows", "query_batch_id")
@@ -206,18 +238,20 @@ class Appended(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., token: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("format_version", "retention_time_ms", "retention_size_bytes", "orphan_retention_ms", "delete_grace_ms")
+    __slots__ = ("format_version", "retention_time_ms", "retention_size_bytes", "orphan_retention_ms", "delete_grace_ms", "history_ms")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     RETENTION_TIME_MS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
     DELETE_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_MS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     retention_time_ms: int
     retention_size_bytes: int
     orphan_retention_ms: int
     delete_grace_ms: int
-    def __init__(self, format_version: _Optional[int] = ..., retention_time_ms: _Optional[int] = ..., retention_size_bytes: _Optional[int] = ..., orphan_retention_ms: _Optional[int] = ..., delete_grace_ms: _Optional[int] = ...) -> None: ...
+    history_ms: int
+    def __init__(self, format_version: _Optional[int] = ..., retention_time_ms: _Optional[int] = ..., retention_size_bytes: _Optional[int] = ..., orphan_retention_ms: _Optional[int] = ..., delete_grace_ms: _Optional[int] = ..., history_ms: _Optional[int] = ...) -> None: ...
 
 class Maintenance(_message.Message):
     __slots__ = ("format_version", "token")
