@@ -223,52 +223,55 @@ def test_many_commits_without_rows_do_not_fill_a_page() -> None:
     assert found[-1] == model.commits[0]
 
 
-class TestWhatCannotBeRead:
-    def _model(self) -> ModelList:
-        model = ModelList()
-        model.change(CommitKind.APPEND, [10], "nightly", 1)
-        model.time_ms += 1000
-        model.change(CommitKind.OVERWRITE, [10], "nightly", 2)
-        return model
+def two_commits() -> ModelList:
+    model = ModelList()
+    model.change(CommitKind.APPEND, [10], "nightly", 1)
+    model.time_ms += 1000
+    model.change(CommitKind.OVERWRITE, [10], "nightly", 2)
+    return model
 
-    def test_what_was_overwritten_and_let_go(self) -> None:
-        model = self._model()
-        assert model.state(Transaction("nightly", 1)) == State(0, 10, START_MS)
-        model.kept = 10
-        for as_of in (5, Transaction("nightly", 1), Time(START_MS)):
-            with pytest.raises(LogRangeGoneError, match="log flights.*bkctl log retention flights --history"):
-                model.state(as_of)
-        model.kept = 4
-        with pytest.raises(LogRangeGoneError, match=r"held offsets \[0, 10\), of which \[0, 4\) are gone"):
-            model.state(Transaction("nightly", 1))
-        assert model.state(10) == model.state(Transaction("nightly", 2)) == State(10, 20, START_MS + 1000)
 
-    def test_what_is_not_there_yet(self) -> None:
-        model = self._model()
-        with pytest.raises(InvalidArgumentError, match="no commit with offset 20 yet"):
-            model.state(20)
-        with pytest.raises(InvalidArgumentError, match="no commit of version 3 by application 'nightly'"):
-            model.state(Transaction("nightly", 3))
-        with pytest.raises(InvalidArgumentError, match="no commit of version 1 by application 'daily'"):
-            model.state(Transaction("daily", 1))
-        with pytest.raises(InvalidArgumentError, match="no commit at 2025-10-09T08:53:19.999Z or before"):
-            model.state(Time(START_MS - 1))
+def test_what_was_overwritten_and_let_go() -> None:
+    model = two_commits()
+    assert model.state(Transaction("nightly", 1)) == State(0, 10, START_MS)
+    model.kept = 10
+    for as_of in (5, Transaction("nightly", 1), Time(START_MS)):
+        with pytest.raises(LogRangeGoneError, match="log flights.*bkctl log retention flights --history"):
+            model.state(as_of)
+    model.kept = 4
+    with pytest.raises(LogRangeGoneError, match=r"held offsets \[0, 10\), of which \[0, 4\) are gone"):
+        model.state(Transaction("nightly", 1))
+    assert model.state(10) == model.state(Transaction("nightly", 2)) == State(10, 20, START_MS + 1000)
 
-    def test_a_time_at_which_commits_may_still_come(self) -> None:
-        model = self._model()
-        last_ms = START_MS + 1000
-        assert model.state(Time(last_ms - 1), now_ms=last_ms) == State(0, 10, START_MS)
-        with pytest.raises(InvalidArgumentError, match="is in the future, it is 2025"):
-            model.state(Time(last_ms + 1), now_ms=last_ms)
-        with pytest.raises(InvalidArgumentError, match="less than 2 minutes ago"):
-            model.state(Time(last_ms), now_ms=last_ms + COMMIT_TIME_LAG_MS - 1)
-        settled = model.state(Time(last_ms), now_ms=last_ms + COMMIT_TIME_LAG_MS)
-        assert settled == State(10, 20, last_ms)
 
-    def test_a_log_without_commits(self) -> None:
-        for as_of in (0, Time(5), Transaction("a", 0)):
-            with pytest.raises(InvalidArgumentError, match="no commit"):
-                ModelList().state(as_of)
+def test_what_is_not_there_yet() -> None:
+    model = two_commits()
+    with pytest.raises(InvalidArgumentError, match="no commit with offset 20 yet"):
+        model.state(20)
+    with pytest.raises(InvalidArgumentError, match="no commit of version 3 by application 'nightly'"):
+        model.state(Transaction("nightly", 3))
+    with pytest.raises(InvalidArgumentError, match="no commit of version 1 by application 'daily'"):
+        model.state(Transaction("daily", 1))
+    with pytest.raises(InvalidArgumentError, match="no commit at 2025-10-09T08:53:19.999Z or before"):
+        model.state(Time(START_MS - 1))
+
+
+def test_a_time_at_which_commits_may_still_come() -> None:
+    model = two_commits()
+    last_ms = START_MS + 1000
+    assert model.state(Time(last_ms - 1), now_ms=last_ms) == State(0, 10, START_MS)
+    with pytest.raises(InvalidArgumentError, match="is in the future, it is 2025"):
+        model.state(Time(last_ms + 1), now_ms=last_ms)
+    with pytest.raises(InvalidArgumentError, match="less than 2 minutes ago"):
+        model.state(Time(last_ms), now_ms=last_ms + COMMIT_TIME_LAG_MS - 1)
+    settled = model.state(Time(last_ms), now_ms=last_ms + COMMIT_TIME_LAG_MS)
+    assert settled == State(10, 20, last_ms)
+
+
+def test_a_log_without_commits() -> None:
+    for as_of in (0, Time(5), Transaction("a", 0)):
+        with pytest.raises(InvalidArgumentError, match="no commit"):
+            ModelList().state(as_of)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ MUTATIONS: Final = (
     Mutation(
         "Commit times never go back.",
         "bk_spark/log/core/commit.py",
-        "time_ms = max(now_ms, read.head.last_commit_time_ms)",
+        "time_ms = read.head.change_time_ms(now_ms)",
         "time_ms = now_ms",
         ("tests/unit/test_log_commit.py::test_commit_times_never_decrease",),
     ),
@@ -215,6 +215,43 @@ MUTATIONS: Final = (
         "segments.offset_at(since_ms) - 1)",
         "segments.offset_at(since_ms))",
         ("tests/unit/test_log_retention.py::test_a_segment_goes_once_everything_in_it_is_older_than_the_limit",),
+    ),
+    Mutation(
+        "Expiry of earlier states allows for commits that take effect late.",
+        "bk_spark/log/gc/expiry.py",
+        "now_ms - policy.history_ms - COMMIT_TIME_LAG_MS",
+        "now_ms - policy.history_ms",
+        ("tests/unit/test_log_expiry.py::test_the_list_begins_where_the_log_did_when_the_promise_begins",),
+    ),
+    Mutation(
+        "Expiry goes by the policy that is there.",
+        "bk_spark/log/gc/expiry.py",
+        " or not is_same:",
+        ":",
+        ("tests/unit/test_log_expiry.py::test_another_policy_ends_it",),
+    ),
+    Mutation(
+        "A head and a tail page from before and after a truncation are not taken together.",
+        "bk_spark/log/core/append.py",
+        "page.commits.last_first_offset != head.first_offset",
+        "page.commits.last_first_offset < head.first_offset",
+        (
+            "tests/unit/test_log_expiry.py::test_a_page_that_was_read_after_a_truncation_is_not_taken_with_an_older_head",
+        ),
+    ),
+    Mutation(
+        "A time at which commits may still come names no state.",
+        "bk_spark/log/history/states.py",
+        "if time.time_ms > now - COMMIT_TIME_LAG_MS:",
+        "if time.time_ms > now:",
+        ("tests/unit/test_log_commits.py::test_a_time_at_which_commits_may_still_come",),
+    ),
+    Mutation(
+        "A state of which rows are gone cannot be read.",
+        "bk_spark/log/history/states.py",
+        "        if first < kept:",
+        "        if end <= kept:",
+        ("tests/unit/test_log_commits.py::test_what_was_overwritten_and_let_go",),
     ),
     Mutation(
         "Truncation beyond the end is refused.",

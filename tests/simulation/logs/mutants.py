@@ -219,7 +219,7 @@ def the_open_tail_is_dropped(stack: ExitStack) -> None:
 
 def commit_times_are_the_drivers(stack: ExitStack) -> None:
     """A commit gets the time of its driver's clock, regardless of earlier commit times."""
-    stack.enter_context(patch.object(commit, "max", lambda now_ms, last_ms: now_ms, create=True))
+    stack.enter_context(patch.object(Head, "change_time_ms", lambda head, now_ms: now_ms))
 
 
 # --- clocks ----------------------------------------------------------------------------------------
