@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from bk_spark.protocol.errors import MessageFormatError
+from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.chunks import ChunksMissing
 from bk_spark.protocol.pulsar.columns import COLUMNS, TIME
-from bk_spark.protocol.pulsar.decoding import EncryptedPayloads, MessageDecoder
+from bk_spark.protocol.pulsar.decoding import MessageDecoder
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import TransactionScan
 from tests.fuzz.damage import EDGES, hostile

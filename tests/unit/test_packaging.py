@@ -50,9 +50,9 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
     spark = {top for path, top in found if path.startswith(SPARK_SIDE)}
     rest = {top for path, top in found if not path.startswith(SPARK_SIDE)}
     base, extra = names_of(PROJECT["dependencies"]), names_of(PROJECT["optional-dependencies"]["spark"])
-    grpc, frames = (names_of(PROJECT["optional-dependencies"][one]) for one in ("grpc", "frames"))
-    assert distributions_of(rest) == base | grpc | frames
-    assert not base & (grpc | frames)
+    grpc, frames, pulsar = (names_of(PROJECT["optional-dependencies"][one]) for one in ("grpc", "frames", "pulsar"))
+    assert distributions_of(rest) == base | grpc | frames | pulsar
+    assert not base & (grpc | frames | pulsar)
     assert distributions_of(spark) - base == extra == {"pyspark"}
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.columns import COLUMNS
-from bk_spark.protocol.pulsar.decoding import EncryptedPayloads, MessageDecoder
+from bk_spark.protocol.pulsar.decoding import MessageDecoder
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionScan
 from tests.support.fixtures import golden

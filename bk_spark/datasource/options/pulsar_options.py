@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bk_spark.datasource.options.option import Group, Use, option
 from bk_spark.datasource.options.range_options import RangeOptions
 from bk_spark.datasource.options.values import NAMES, PATTERN
-from bk_spark.protocol.pulsar.decoding import EncryptedPayloads
+from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.settings.kinds import TEXT, choice
 
 

@@ -9,7 +9,6 @@ with their payloads restored, so that the rest does not care.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, MessageEncryptedError
 from bk_spark.protocol.pulsar.batches import SingleField, read_batches
+from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.chunks import Chunk, ChunkAssembly, ChunkError, ChunksMissing
 from bk_spark.protocol.pulsar.columns import schema_of
 from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
@@ -51,17 +51,6 @@ _CONTROL_FIELDS: Final = (
 _BROKER_COLUMNS: Final = frozenset({"__brokerTime", "__index"})
 
 
-class EncryptedPayloads(Enum):
-    """What becomes of encrypted messages."""
-
-    FAIL = "fail"
-    """They are an error."""
-    SKIP = "skip"
-    """They make no rows."""
-    RAW = "raw"
-    """One row for each entry, with the cipher text as its value."""
-
-
 class MessageDecoder:
     """Decodes the entries of one topic, in order.
 
@@ -77,6 +66,9 @@ class MessageDecoder:
         What becomes of encrypted messages.
     aborted
         Transactions that were aborted: their messages make no rows. None if nothing is known of transactions.
+    check_crc
+        Check the checksums that producers made. BookKeeper's digest, which is checked anyway, covers the same bytes
+        from the broker on.
     """
 
     def __init__(
@@ -87,6 +79,7 @@ class MessageDecoder:
         max_message_bytes: int,
         encrypted: EncryptedPayloads = EncryptedPayloads.FAIL,
         aborted: frozenset[TransactionId] | None = None,
+        check_crc: bool = False,
     ) -> None:
         if not 0 < max_message_bytes <= MAX_MESSAGE_BYTES:
             raise InvalidArgumentError(f"a message may have 1 to {MAX_MESSAGE_BYTES} bytes, not {max_message_bytes}")
@@ -95,6 +88,7 @@ class MessageDecoder:
         self._schema = schema_of(columns)
         self._max_message_bytes = max_message_bytes
         self._encrypted = encrypted
+        self._check_crc = check_crc
         self._chunks = ChunkAssembly(max_message_bytes)
         needed = [field for name in self._schema.names for field in METADATA_FIELDS.get(name, ())]
         self._metadata_fields = (*_CONTROL_FIELDS, *needed)
@@ -137,7 +131,10 @@ class MessageDecoder:
         self, ledger_ids: Int64s, entry_ids: Int64s, payloads: Payloads | Sequence[Buffer]
     ) -> Iterator[pa.RecordBatch]:
         """Decode entries that need not be consecutive, such as those of a compacted ledger. See :meth:`decode`."""
-        block = _Block(EntryFrames(payloads, ledger_ids, entry_ids), self._metadata_fields)
+        frames = EntryFrames(payloads, ledger_ids, entry_ids)
+        if self._check_crc:
+            frames.check_checksums()
+        block = _Block(frames, self._metadata_fields)
         if self.aborted is None and block.in_transaction.any():
             index = int(np.argmax(block.in_transaction))
             raise TransactionMet(int(ledger_ids[index]), int(entry_ids[index]))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
+import crc32c
 import numpy as np
 
 from bk_spark.protocol.arrays import Bools, Int64s
@@ -121,11 +122,20 @@ class EntryFrames:
             self.check(self.broker_ends <= ends, "broker metadata that is longer than the entry")
             at = self.broker_ends
             magic = words.at(at) & _MAGIC
-        at = at + np.where(magic == _CHECKSUM_MAGIC, _CHECKSUM_BYTES, 0)
+        self._has_checksum: Bools = magic == _CHECKSUM_MAGIC
+        at = at + np.where(self._has_checksum, _CHECKSUM_BYTES, 0)
         self.metadata_begins: Int64s = at + _SIZE_BYTES
         self.check(self.metadata_begins <= ends, "no metadata of a message")
         self.payload_begins: Int64s = self.metadata_begins + words.big_endian_32(at)
         self.check(self.payload_begins <= ends, "metadata that is longer than the entry")
+
+    def check_checksums(self) -> None:
+        """Raise MessageFormatError for the first entry whose checksum is wrong. Entries may have none."""
+        data, sizes_at = memoryview(self.data), self.metadata_begins - _SIZE_BYTES
+        expected = self.words.big_endian_32(sizes_at - _SIZE_BYTES * self._has_checksum)
+        for index in np.flatnonzero(self._has_checksum).tolist():
+            if crc32c.crc32c(data[int(sizes_at[index]) : int(self.ends[index])]) != expected[index]:
+                raise self.error(index, "a wrong checksum")
 
     def check(self, sound: Bools, problem: str) -> None:
         """Raise MessageFormatError for the first entry that is not ``sound``."""

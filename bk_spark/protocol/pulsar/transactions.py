@@ -92,6 +92,10 @@ class TransactionScan:
                 if messages is not None and kinds[index] == _ABORTED:
                     self._aborted[one] = messages
 
+    def forget(self, before: Position) -> None:
+        """Forget aborted transactions whose last message is before a position: a scan may go on for months."""
+        self._aborted = {one: at for one, at in self._aborted.items() if at[1] >= before}
+
     @property
     def first_undecided(self) -> Position | None:
         """The first message of an undecided transaction, or None. Nothing at or after it may be shown."""
