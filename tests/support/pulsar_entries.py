@@ -53,13 +53,19 @@ def single(value: bytes, fields: Mapping[int, Value] | None = None) -> bytes:
     return len(head).to_bytes(4, "big") + head + value
 
 
-def batch(messages: Sequence[bytes], fields: Mapping[int, Value] | None = None, *, codec: int = 0) -> bytes:
+def batch(
+    messages: Sequence[bytes],
+    fields: Mapping[int, Value] | None = None,
+    *,
+    codec: int = 0,
+    broker: bytes | None = None,
+) -> bytes:
     """An entry with a batch of what :func:`single` made."""
     payload = b"".join(messages)
     more: dict[int, Value] = {9: len(payload), 11: len(messages)}
     if codec:
         more = {8: codec, **more}
-    return entry({**metadata(), **more, **(fields or {})}, compressed(codec, payload))
+    return entry({**metadata(), **more, **(fields or {})}, compressed(codec, payload), broker=broker)
 
 
 def compressed(codec: int, payload: bytes) -> bytes:

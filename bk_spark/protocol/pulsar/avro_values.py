@@ -218,7 +218,7 @@ def _refusal(where: str, why: str) -> InvalidArgumentError:
 
 
 def _renamed(reader: _Definition, writer: _Definition) -> Any:
-    """Return the reader's schema with the writer's name as an alias: versions of a topic may come from other classes."""
+    """Return the reader's schema with the writer's name as an alias: versions may come from other classes."""
     if not (isinstance(reader.schema, dict) and isinstance(writer.schema, dict) and "name" in writer.schema):
         return reader.schema
     name, _ = _full_name(writer.schema, "")

@@ -18,15 +18,15 @@ from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, MessageEncryptedError
-from bk_spark.protocol.pulsar.batches import SingleField, read_batches
 from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.chunks import Chunk, ChunkAssembly, ChunkError, ChunksMissing
 from bk_spark.protocol.pulsar.columns import schema_of
 from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
-from bk_spark.protocol.pulsar.entry_frames import EntryFrames, MetadataField
-from bk_spark.protocol.pulsar.field_columns import PADDING_BYTES, FieldColumns, Words
-from bk_spark.protocol.pulsar.gathering import MAX_BUFFER_BYTES
-from bk_spark.protocol.pulsar.rows import METADATA_FIELDS, SINGLE_FIELDS, Entries, Rows
+from bk_spark.protocol.pulsar.messages.batches import SingleField, read_batches
+from bk_spark.protocol.pulsar.messages.entry_frames import EntryFrames, MetadataField
+from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.gathering import MAX_BUFFER_BYTES
+from bk_spark.protocol.pulsar.messages.rows import METADATA_FIELDS, SINGLE_FIELDS, Entries, Rows
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import ID_FIELDS, Position, TransactionId, TransactionMet, aborted_in
 

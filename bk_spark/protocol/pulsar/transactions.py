@@ -14,8 +14,8 @@ import numpy as np
 from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.pulsar.entry_frames import EntryFrames, MetadataField
-from bk_spark.protocol.pulsar.field_columns import FieldColumns
+from bk_spark.protocol.pulsar.messages.entry_frames import EntryFrames, MetadataField
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns
 
 _COMMITTED: Final = 21
 _ABORTED: Final = 22

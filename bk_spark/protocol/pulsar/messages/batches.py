@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
-from bk_spark.protocol.pulsar.field_columns import FieldColumns, Words
 from bk_spark.protocol.pulsar.fields import FieldError, Fields
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Words
 
 _SIZE_BYTES: Final = 4
 #: Size, and metadata with nothing but a size of one byte.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bk_spark.protocol.arrays import Bools, Int64s
-from bk_spark.protocol.pulsar.field_columns import UInt64s
+from bk_spark.protocol.pulsar.messages.field_columns import UInt64s
 
 _LEDGER_TAG: Final = 0x08
 _ENTRY_TAG: Final = 0x10

@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bk_spark.protocol.arrays import Bools, Int64s
-from bk_spark.protocol.pulsar.batches import BatchMessages, SingleField
 from bk_spark.protocol.pulsar.columns import TIME
-from bk_spark.protocol.pulsar.entry_frames import BrokerField, MetadataField
-from bk_spark.protocol.pulsar.field_columns import FieldColumns, Spans, UInt64s, Words
-from bk_spark.protocol.pulsar.gathering import base64_decoded, gathered, text_of
-from bk_spark.protocol.pulsar.message_id_columns import message_id_bytes
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
+from bk_spark.protocol.pulsar.messages.batches import BatchMessages, SingleField
+from bk_spark.protocol.pulsar.messages.entry_frames import BrokerField, MetadataField
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Spans, UInt64s, Words
+from bk_spark.protocol.pulsar.messages.gathering import base64_decoded, gathered, text_of
+from bk_spark.protocol.pulsar.messages.message_id_columns import message_id_bytes
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 
