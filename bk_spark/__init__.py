@@ -11,11 +11,13 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from bk_spark.aio import AsyncBookKeeper, connect_async
     from bk_spark.bookie.auth import providers as auth
     from bk_spark.bookie.blocking import BlockingClient
     from bk_spark.bookie.client import Client
     from bk_spark.bookie.config import ClientConfig
     from bk_spark.bookkeeper import BookKeeper, connect
+    from bk_spark.log.aio.log import AsyncLog
     from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
     from bk_spark.log.formats.settings import EntryFormat, LogSettings
     from bk_spark.log.formats.znodes import Policy
@@ -33,6 +35,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "AsyncBookKeeper",
+    "AsyncLog",
     "BlockingClient",
     "BookKeeper",
     "Client",
@@ -52,10 +56,13 @@ __all__ = [
     "__version__",
     "auth",
     "connect",
+    "connect_async",
     "errors",
 ]
 
 _MODULE_OF: Final = {
+    "AsyncBookKeeper": "aio",
+    "AsyncLog": "log.aio.log",
     "BlockingClient": "bookie.blocking",
     "BookKeeper": "bookkeeper",
     "Client": "bookie.client",
@@ -74,6 +81,7 @@ _MODULE_OF: Final = {
     "Quorum": "protocol.quorum",
     "auth": "bookie.auth.providers",
     "connect": "bookkeeper",
+    "connect_async": "aio",
     "errors": "protocol.errors",
 }
 

@@ -40,5 +40,5 @@ numpydoc_validation_exclude = {
     r"\.errors\.(?!BookKeeperError$)\w+$",  # all errors have the parameters of BookKeeperError
     r"\.(DigestType|LedgerState|EntryFormat|CommitStatus)$",  # enums
     # Programs do not construct these.
-    r"\.(Blocking(Adv)?Writer|BlockingReader|(Adv)?WriteHandle|ReadHandle|Log|LogWriter|LogReader|LogSnapshot|Scan)$",
+    r"\.(Blocking(Adv)?Writer|BlockingReader|(Adv)?WriteHandle|ReadHandle|Log|LogWriter|LogReader|LogSnapshot|Scan|AsyncLog|AsyncLogWriter|AsyncScan)$",
 }

@@ -6,7 +6,9 @@ its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,7 +31,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.errors import BookKeeperError, LedgerClosedError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
@@ -227,6 +229,36 @@ class BlockingClient:
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         return self._run(self._client.metadata(ledger_id))
 
+    async def read_series_for(
+        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
+    ) -> AsyncGenerator[Payloads, None]:
+        """:meth:`read_series` for a caller on an event loop of its own."""
+        async with aclosing(self._elsewhere(self._client.read_series(ranges, password))) as lists:
+            async for payloads in lists:
+                yield payloads
+
+    async def tail_for(
+        self, ledger_id: int, password: bytes, from_entry: int, *, max_wait_ms: int | None
+    ) -> AsyncGenerator[EntryBlock, None]:
+        """Open a ledger and :meth:`BlockingReader.tail` it, for a caller on an event loop of its own."""
+        handle = await self._thread.run_for(self._client.open_for_reading(ledger_id, password, read_lac=False))
+        async with aclosing(self._elsewhere(handle.tail(from_entry, max_wait_ms=max_wait_ms))) as blocks:
+            async for block in blocks:
+                yield block
+
+    async def _elsewhere(self, items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
+        """Run an asynchronous iterator on the client's thread. Closing the result closes the iterator."""
+        try:
+            while True:
+                # A coroutine of its own: a future does not carry StopAsyncIteration.
+                found = await self._thread.run_for(_next_of(items))
+                if found is None:
+                    return
+                yield found[0]
+        finally:
+            with contextlib.suppress(LedgerClosedError):
+                await self._thread.run_for(_closed(items))
+
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self._thread.run(work)
 
@@ -366,6 +398,17 @@ def _iterate(thread: LoopThread, items: AsyncGenerator[_T, None]) -> Generator[_
                 return
     finally:
         thread.finish(items.aclose())
+
+
+async def _next_of(items: AsyncGenerator[_T, None]) -> tuple[_T] | None:
+    try:
+        return (await anext(items),)
+    except StopAsyncIteration:
+        return None
+
+
+async def _closed(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
 
 
 async def _next(batches: AsyncIterator[list[int]]) -> list[int] | None:

@@ -37,26 +37,51 @@ class LoopThread:
         """
         done: Future[_T] = Future()
         tasks: list[asyncio.Task[_T]] = []
+        try:
+            self._submit(work, done, tasks)
+            return _wait_for(done)
+        except BaseException:
+            if done.running():
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                wait([done], timeout=_INTERRUPTED_S)
+            raise
+
+    async def run_for(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run ``work`` for a caller on another event loop. Raises as :meth:`run`.
+
+        A cancellation of the caller cancels the work and waits for its end.
+        """
+        done: Future[_T] = Future()
+        tasks: list[asyncio.Task[_T]] = []
+        self._submit(work, done, tasks)
+        ended = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if not ended.done():
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the work
+                    self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                await asyncio.wait([ended])
+            ended.exception()  # nobody else will ask for it
+            raise
+
+    def _submit(self, work: Coroutine[Any, Any, _T], done: Future[_T], tasks: list[asyncio.Task[_T]]) -> None:
+        """Have ``work`` started: ``done`` runs from then on, and the task goes to ``tasks``.
+
+        Raises LedgerClosedError.
+        """
 
         def start() -> None:
             task = self._loop.create_task(work)
             tasks.append(task)
             task.add_done_callback(lambda ended: _hand_over(ended, done))
 
-        submitted = False
-        try:
-            with self._lock:
-                if self._closed or not self._thread.is_alive() or threading.current_thread() is self._thread:
-                    work.close()
-                    raise LedgerClosedError("the client is closed, or was created before this process was forked")
-                submitted = True
-                self._loop.call_soon_threadsafe(start)
-            return _wait_for(done)
-        except BaseException:
-            if submitted and not done.done():
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                wait([done], timeout=_INTERRUPTED_S)
-            raise
+        with self._lock:
+            if self._closed or not self._thread.is_alive() or threading.current_thread() is self._thread:
+                work.close()
+                raise LedgerClosedError("the client is closed, or was created before this process was forked")
+            done.set_running_or_notify_cancel()
+            self._loop.call_soon_threadsafe(start)
 
     def finish(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run cleanup work from any thread. A finalizer may call this on the loop's own thread, or after the end."""

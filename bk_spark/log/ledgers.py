@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 
 from bk_spark.bookie.blocking import BlockingClient, BlockingReader, BlockingWriter
 from bk_spark.log.core.steps import Closed, LedgerRegistrar
 from bk_spark.log.formats.names import MADE_FOR, LogPaths
 from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.gc.reaping import is_closed
+from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookKeeperError,
@@ -120,6 +121,14 @@ class LogLedgers:
     def read_series(self, ranges: EntryRanges | Sequence[EntryRange]) -> Generator[Payloads, None, None]:
         """Read entries that are known to exist, range after range, with read-ahead."""
         return self.client.read_series(ranges, self._password)
+
+    def read_series_for(self, ranges: Sequence[EntryRange]) -> AsyncGenerator[Payloads, None]:
+        """:meth:`read_series` for a caller on an event loop of its own."""
+        return self.client.read_series_for(ranges, self._password)
+
+    def tail_for(self, ledger_id: int, from_entry: int, *, max_wait_ms: int | None) -> AsyncGenerator[EntryBlock, None]:
+        """Follow an open ledger, for a caller on an event loop of its own."""
+        return self.client.tail_for(ledger_id, self._password, from_entry, max_wait_ms=max_wait_ms)
 
     def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
         """Read one entry of a closed ledger."""

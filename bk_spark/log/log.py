@@ -79,6 +79,11 @@ class Log:
         return f"Log({self.name}, {self.log_id})"
 
     @property
+    def parts(self) -> BlockingLog:
+        """What the log's readers and writers are made of."""
+        return self._log
+
+    @property
     def paths(self) -> LogPaths:
         """The paths of the log's znodes."""
         return self._paths

@@ -90,6 +90,45 @@ class LogBlock:
         return self.block.payloads
 
 
+class SegmentSeries:
+    """Parts of sealed segments, one after the other, and the blocks that their entries make."""
+
+    def __init__(self, parts: list[Segment]) -> None:
+        self.ranges = [
+            EntryRange(part.ledger_id, part.first_entry, part.entry_at(part.end_offset - 1), part.size_bytes)
+            for part in parts
+        ]
+        self._todo = iter(parts)
+        self._part = next(self._todo)
+        self._reached = self._part.base_offset
+
+    def blocks(self, payloads: Payloads) -> Iterator[LogBlock]:
+        """Yield the next entries as blocks, none of which is in two segments."""
+        start = 0
+        while start < len(payloads):
+            if self._reached == self._part.end_offset:
+                self._part = next(self._todo)
+            part, reached = self._part, self._reached
+            end = min(len(payloads), start + part.end_offset - reached)
+            block = EntryBlock(part.entry_at(reached), payloads.part(start, end), -1)
+            yield LogBlock(reached, part.ledger_id, part.commit_time_ms, block)
+            self._reached += end - start
+            start = end
+
+
+def part_of_tail(tail: Segment, start: int, end: int) -> Segment:
+    """Return offsets ``[start, end)`` of an open tail as a segment."""
+    first = start - tail.base_offset + tail.first_entry
+    last = first + end - start - 1
+    return Segment(tail.ledger_id, first, last, start, end - start, _UNKNOWN_BYTES, tail.commit_time_ms)
+
+
+def block_of_tail(tail: Segment, block: EntryBlock) -> LogBlock:
+    """Return entries of an open tail with their offsets."""
+    base = tail.base_offset + block.first_entry_id - tail.first_entry
+    return LogBlock(base, tail.ledger_id, tail.commit_time_ms, block)
+
+
 class LogReader:
     """Reads one log in blocks of entries. Use it from one thread at a time.
 
@@ -208,32 +247,14 @@ class LogReader:
             yield from self._series([segment.clip(start, end) for segment in table])
 
     def _of_tail(self, tail: Segment, start: int, end: int) -> Generator[LogBlock, None, None]:
-        first = start - tail.base_offset + tail.first_entry
-        last = first + end - start - 1
-        yield from self._series(
-            [Segment(tail.ledger_id, first, last, start, end - start, _UNKNOWN_BYTES, tail.commit_time_ms)]
-        )
+        yield from self._series([part_of_tail(tail, start, end)])
 
     def _series(self, parts: list[Segment]) -> Iterator[LogBlock]:
         """Read the entries of sealed segments, one after the other."""
-        ranges = [
-            EntryRange(part.ledger_id, part.first_entry, part.entry_at(part.end_offset - 1), part.size_bytes)
-            for part in parts
-        ]
-        todo = iter(parts)
-        part = next(todo)
-        reached = part.base_offset
-        with closing(self._ledgers.read_series(ranges)) as lists:
+        series = SegmentSeries(parts)
+        with closing(self._ledgers.read_series(series.ranges)) as lists:
             for payloads in lists:
-                start = 0
-                while start < len(payloads):
-                    if reached == part.end_offset:
-                        part = next(todo)
-                    end = min(len(payloads), start + part.end_offset - reached)
-                    block = EntryBlock(part.entry_at(reached), payloads.part(start, end), -1)
-                    yield LogBlock(reached, part.ledger_id, part.commit_time_ms, block)
-                    reached += end - start
-                    start = end
+                yield from series.blocks(payloads)
 
     def _follow_tail(self, action: FollowTail) -> Generator[LogBlock, None, None]:
         """Read entries of the open tail as they are confirmed, until its ledger is closed or the time is up."""
@@ -241,8 +262,7 @@ class LogReader:
         left_ms = None if action.until_ms is None else int(max(0.0, action.until_ms - _now_ms()))
         with closing(self._ledgers.reader(tail.ledger_id).tail(action.first_entry, max_wait_ms=left_ms)) as blocks:
             for block in blocks:
-                base = tail.base_offset + block.first_entry_id - tail.first_entry
-                yield LogBlock(base, tail.ledger_id, tail.commit_time_ms, block)
+                yield block_of_tail(tail, block)
 
     def _tail_end(self, tail: Segment) -> int:
         if self._tail is None or self._tail.ledger_id != tail.ledger_id:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from typing import Protocol
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+
+
+class Change(Protocol):
+    """Where a change is noted: an event of threads, or one that wakes another event loop."""
+
+    def set(self) -> None: ...
 
 
 class ZnodeWatch:
@@ -13,7 +19,7 @@ class ZnodeWatch:
     A ZooKeeper watch cannot be withdrawn, so there is never more than one. For one thread at a time.
     """
 
-    def __init__(self, zk: ZooKeeper, path: str, changed: threading.Event) -> None:
+    def __init__(self, zk: ZooKeeper, path: str, changed: Change) -> None:
         self._zk = zk
         self._path = path
         self._changed = changed

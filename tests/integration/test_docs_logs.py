@@ -16,7 +16,7 @@ PRINTED_URI = "zk://127.0.0.1:2181/ledgers"
 
 def test_every_block_runs(cluster: LocalCluster) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     assert PRINTED_URI in blocks[0]
     program = "\n".join(blocks).replace(PRINTED_URI, cluster.metadata_service_uri)
     names: dict[str, object] = {}

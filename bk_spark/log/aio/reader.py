@@ -1,0 +1,194 @@
+"""Reads a log on an event loop: the machines of :class:`bk_spark.log.reader.LogReader`, and their actions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, suppress
+
+from bk_spark.bookie.runners import run_in_turn
+from bk_spark.log.aio.threads import in_thread
+from bk_spark.log.blocking import BlockingLog
+from bk_spark.log.core.readers.follow import Follow
+from bk_spark.log.core.readers.read_range import ReadRange
+from bk_spark.log.core.readers.reader_actions import (
+    Arm,
+    Armed,
+    AskTailEnd,
+    AwaitChange,
+    Changed,
+    Checked,
+    CheckListed,
+    Delivered,
+    Ended,
+    FollowTail,
+    ListTaken,
+    LookAtTail,
+    More,
+    ReaderAction,
+    ReaderEvent,
+    ReadSealed,
+    ReadTail,
+    TailEnd,
+    TailSeen,
+    TakeList,
+    TimeIsUp,
+)
+from bk_spark.log.formats.segment import Segment
+from bk_spark.log.reader import LogBlock, SegmentSeries, block_of_tail, part_of_tail
+from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.znode_watch import ZnodeWatch
+from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.machine import EndedBy, StepMachine
+
+
+async def read(log: BlockingLog, start: int, end: int) -> AsyncGenerator[LogBlock, None]:
+    """See :meth:`bk_spark.log.reader.LogReader.read`."""
+    machine = ReadRange(log.name, start, end)
+    performer = _Performer(log)
+    await run_in_turn(StepMachine(machine.plan_steps()), performer.perform_event)
+    async with aclosing(performer.blocks(machine.read_steps())) as blocks:
+        async for block in blocks:
+            yield block
+
+
+async def follow(log: BlockingLog, start: int, max_wait_ms: int | None) -> AsyncGenerator[LogBlock, None]:
+    """See :meth:`bk_spark.log.reader.LogReader.follow`."""
+    if max_wait_ms is not None and max_wait_ms < 0:
+        raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
+    async with aclosing(_Performer(log).blocks(Follow(log.name, start, max_wait_ms).steps())) as blocks:
+        async for block in blocks:
+            yield block
+
+
+class _LoopEvent:
+    """An event of one event loop, which any thread may set."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.event = asyncio.Event()
+
+    def set(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody waits
+            self._loop.call_soon_threadsafe(self.event.set)
+
+
+class _Performer:
+    """Performs the actions of machines that read entries, as that of the blocking reader does."""
+
+    def __init__(self, log: BlockingLog) -> None:
+        self._log = log
+        self._ledgers = log.ledgers
+        self._changed = _LoopEvent()
+        self._watch = ZnodeWatch(log.zk, log.paths.head, self._changed)
+        self._snapshot: LogSnapshot | None = None
+        self._blocks: AsyncGenerator[LogBlock, None] | None = None
+
+    async def blocks(self, steps: Generator[ReaderAction, ReaderEvent, None]) -> AsyncGenerator[LogBlock, None]:
+        """Run a machine and yield the blocks that it reads. Raises the machine's error."""
+        machine = StepMachine(steps)
+        try:
+            while machine.outcome is None:
+                for action in machine.take_actions():
+                    try:
+                        found = await self._perform(action)
+                    except Exception as error:
+                        machine.fail(error)
+                        continue
+                    if isinstance(found, LogBlock):
+                        yield found
+                        found = Delivered(found.end_offset, _now_ms())
+                    machine.handle(found)
+        finally:
+            await self._end()
+        if isinstance(machine.outcome, EndedBy):
+            raise machine.outcome.error
+
+    async def perform_event(self, action: ReaderAction) -> ReaderEvent:
+        found = await self._perform(action)
+        assert not isinstance(found, LogBlock), action
+        return found
+
+    async def _perform(self, action: ReaderAction) -> ReaderEvent | LogBlock:
+        match action:
+            case Arm():
+                self._changed.event.clear()
+                await in_thread(self._watch.arm)
+                return Armed(_now_ms())
+            case TakeList():
+                self._snapshot = await in_thread(self._log.snapshot)
+                return ListTaken(self._snapshot.first_offset, self._snapshot.next_offset)
+            case CheckListed(start, end):
+                await in_thread(self._taken.tables, start, end)
+                return Checked()
+            case ReadSealed(start, end):
+                return await self._begin(self._sealed(self._taken, start, end))
+            case LookAtTail():
+                return TailSeen(*await in_thread(self._taken.look_at_tail))
+            case AskTailEnd(tail):
+                return TailEnd(await in_thread(self._tail_end, tail))
+            case ReadTail(tail, start, end):
+                return await self._begin(self._series([part_of_tail(tail, start, end)]))
+            case FollowTail():
+                return await self._begin(self._follow_tail(action))
+            case More():
+                return await self._next()
+            case AwaitChange(until_ms):
+                return await self._await_change(until_ms)
+
+    @property
+    def _taken(self) -> LogSnapshot:
+        assert self._snapshot is not None
+        return self._snapshot
+
+    async def _sealed(self, snapshot: LogSnapshot, start: int, end: int) -> AsyncGenerator[LogBlock, None]:
+        tables = snapshot.tables(start, end)
+        while (table := await in_thread(next, tables, None)) is not None:
+            async with aclosing(self._series([segment.clip(start, end) for segment in table])) as blocks:
+                async for block in blocks:
+                    yield block
+
+    async def _series(self, parts: list[Segment]) -> AsyncGenerator[LogBlock, None]:
+        series = SegmentSeries(parts)
+        async with aclosing(self._ledgers.read_series_for(series.ranges)) as lists:
+            async for payloads in lists:
+                for block in series.blocks(payloads):
+                    yield block
+
+    async def _follow_tail(self, action: FollowTail) -> AsyncGenerator[LogBlock, None]:
+        tail = action.tail
+        left_ms = None if action.until_ms is None else int(max(0.0, action.until_ms - _now_ms()))
+        followed = self._ledgers.tail_for(tail.ledger_id, action.first_entry, max_wait_ms=left_ms)
+        async with aclosing(followed) as blocks:
+            async for block in blocks:
+                yield block_of_tail(tail, block)
+
+    def _tail_end(self, tail: Segment) -> int:
+        confirmed = self._ledgers.reader(tail.ledger_id).read_last_add_confirmed()
+        return tail.base_offset + confirmed + 1 - tail.first_entry
+
+    async def _await_change(self, until_ms: float | None) -> ReaderEvent:
+        left_s = None if until_ms is None else max(0.0, until_ms - _now_ms()) / 1000
+        try:
+            await asyncio.wait_for(self._changed.event.wait(), left_s)
+        except TimeoutError:
+            return TimeIsUp()
+        return Changed()
+
+    async def _begin(self, blocks: AsyncGenerator[LogBlock, None]) -> ReaderEvent | LogBlock:
+        await self._end()
+        self._blocks = blocks
+        return await self._next()
+
+    async def _next(self) -> ReaderEvent | LogBlock:
+        assert self._blocks is not None
+        block = await anext(self._blocks, None)
+        return Ended() if block is None else block
+
+    async def _end(self) -> None:
+        if self._blocks is not None:
+            await self._blocks.aclose()
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000
