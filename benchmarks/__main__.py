@@ -23,6 +23,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "log_writer": [],
     "many_ledgers": [],
     "pulsar_read": [],
+    "pulsar_decode": [],
     "rights": [],
     "slow_callers": ["--quick"],
     "small_tasks": ["--rounds", "1"],

@@ -127,6 +127,8 @@ def test_chunked_messages_are_bounded_each_and_together() -> None:
         values(*chunks(b"0123456789", b"u", 2, {28: 2_000_000}))
     with pytest.raises(MessageFormatError, match="chunks of 10 bytes, where 11 are announced"):
         values(*chunks(b"0123456789", b"u", 2, {28: 11}))
+    with pytest.raises(MessageFormatError, match="an id of 5000 bytes"):
+        values(*chunks(b"0123456789", b"u" * 5000, 2))
     large = [chunks(bytes(1000), str(n).encode(), 2)[0] for n in range(10)]
     with pytest.raises(MessageFormatError, match=r"chunked messages are open.* 4 times 1000"):
         values(*large, max_message_bytes=1000)
@@ -301,6 +303,7 @@ _GOOD: Final = [single(b"a" * 10), single(b"b" * 10)]
         (batch([_GOOD[0], b"\xff\xff\xff\xff" + bytes(20)]), "4294967295 bytes of metadata"),
         (batch([_GOOD[0], b"\0\0\0\x03\x40\x01\x18" + bytes(20)]), "has no end|has no size"),
         (batch([_GOOD[0], b"\0\0\0\x02\x40\x01" + bytes(20)]), "has no size"),
+        (batch([_GOOD[0], b"\0\0\0\x09\x18\0"]), "9 bytes of metadata, 2 are left"),
         (batch([_GOOD[0], single(b"b" * 10)[:-1]]), "value of 10 bytes, 9 are left"),
         (batch([_GOOD[0], b"\0\0\0\x0b\x18" + b"\xff" * 9 + b"\x01"]), "value of"),
         (entry(metadata({8: 9, 9: 5}), b"hello"), "compression 9 is unknown"),
@@ -332,6 +335,16 @@ def test_sizes_of_values_that_a_message_repeats_are_read_as_protobuf_does() -> N
     head = message({3: 99}) + message({8: 1, 3: 4})
     odd = len(head).to_bytes(4, "big") + head + b"four"
     assert values(batch([odd, single(b"next"), odd])) == [b"four", b"next", b"four"]
+
+
+def test_messages_with_far_more_fields_than_others_are_read_to_their_end() -> None:
+    """The few that are left after some steps are finished one by one."""
+    pairs = properties([(str(number), "v") for number in range(300)])
+    many = entry({**metadata(), 99: [b""] * 5000, 4: pairs, 6: b"key"}, b"many")
+    found = rows(entry(metadata(), b"few"), many, entry(metadata({6: b"k"}), b"few"), batch([single(b"", {1: pairs})]))
+    assert [row["__key"] for row in found] == [None, b"key", b"k", None]
+    assert [len(row["__messageProperties"]) for row in found] == [0, 300, 0, 300]
+    assert dict(found[1]["__messageProperties"])["299"] == "v"
 
 
 def test_checksums_of_producers_are_checked_if_asked_for() -> None:

@@ -14,6 +14,9 @@ from bk_spark.protocol.pulsar.transactions import Position
 
 #: Ids of messages that are over, the newest of which are remembered: a late duplicate must not look like a new message.
 _REMEMBERED: Final = 10_000
+#: What an open message costs beside its chunks, and the longest id of one. Ids are a producer's name and a number.
+_OPEN_COST_BYTES: Final = 1024
+_MAX_UUID_BYTES: Final = 4096
 #: All open messages together may have so many times the bytes that one may have.
 _OPEN_TIMES: Final = 4
 
@@ -117,10 +120,13 @@ class ChunkAssembly:
         ChunkError
             If the message is larger than it may be, or its chunks do not have the size that it announces.
         """
+        if len(chunk.uuid) > _MAX_UUID_BYTES:
+            raise ChunkError(f"a chunked message with an id of {len(chunk.uuid)} bytes")
         if chunk.chunk_id == 0:
             self._end(chunk.uuid)
             del self._over[chunk.uuid]
             self._open[chunk.uuid] = _OpenMessage(chunk.position)
+            self._open_bytes += _OPEN_COST_BYTES
         message = self._open.get(chunk.uuid)
         if message is None or chunk.chunk_id < len(message.parts):
             return None
@@ -154,7 +160,7 @@ class ChunkAssembly:
         """End a message, whether it is whole or not."""
         message = self._open.pop(uuid, None)
         if message is not None:
-            self._open_bytes -= message.size_bytes
+            self._open_bytes -= message.size_bytes + _OPEN_COST_BYTES
         self._over.pop(uuid, None)
         self._over[uuid] = None
         if len(self._over) > _REMEMBERED:

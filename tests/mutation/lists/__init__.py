@@ -4,7 +4,8 @@
 logs. ``datasource``: Spark's source and sink, and ``bkctl``. ``storage``: a bookie's files. ``limbo``: what it
 says and does after a loss. ``server``: its operations and its front end. ``replication``: repairs, workers and
 auditors. ``tls``: certificates, handshakes, requests in clear. ``administration``: the admin API. ``access``:
-roles and logins. ``topics``: reads of Pulsar's topics. ``decoders``: what fuzz tests must find.
+roles and logins. ``pulsar``: formats of Pulsar's topics. ``topics``: reads of Pulsar's topics. ``decoders``: what fuzz
+tests must find.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.mutation.lists import (
     ledgers,
     limbo,
     logs,
+    pulsar,
     replication,
     server,
     storage,
@@ -40,4 +42,5 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *topics.MUTATIONS,
     *administration.MUTATIONS,
     *access.MUTATIONS,
+    *pulsar.MUTATIONS,
 )

@@ -24,8 +24,9 @@ import numpy as np
 from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import MessageFormatError
+from bk_spark.protocol.errors import InvalidArgumentError, MessageFormatError
 from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.gathering import MAX_BUFFER_BYTES
 
 _BROKER_MAGIC: Final = 0x020E
 _CHECKSUM_MAGIC: Final = 0x010E
@@ -100,6 +101,10 @@ class EntryFrames:
             offsets = Payloads.offsets_of(payloads)
             data = b"".join((*payloads, bytes(PADDING_BYTES)))
             Payloads.check_joined(memoryview(data), int(offsets[-1]) + PADDING_BYTES)
+        if len(data) > MAX_BUFFER_BYTES:
+            raise InvalidArgumentError(
+                f"entries of {len(data)} bytes in one call, at most {MAX_BUFFER_BYTES} are decoded"
+            )
         self.ledger_ids, self.entry_ids = ledger_ids, entry_ids
         self.data = data
         self.words: Final = Words(data)

@@ -10,6 +10,7 @@ A malformed message is marked, never an error here: the caller knows whose it is
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -243,6 +244,7 @@ class FieldColumns:
 
     def _read_one(self, data: bytes | memoryview, index: int, at: int, end: int) -> None:
         """Read the rest of one message, field by field."""
+        repeated = {field: (array("q"), array("q")) for field in self._repeated}
         try:
             while at < end:
                 tag, at = varint_at(data, at, end)
@@ -256,16 +258,19 @@ class FieldColumns:
                 if kept is not None:
                     if kept != kind:
                         raise FieldError(f"field {field} is of kind {kind}")
-                    self._keep_one(field, kind, index, value, at)
+                    if field in repeated:
+                        repeated[field][0].append(at)
+                        repeated[field][1].append(value)
+                    else:
+                        self._keep_one(field, kind, index, value, at)
                 at += value if kind else 0
         except FieldError:
             self.malformed[index] = True
+        for field, (begins, sizes) in repeated.items():
+            owners = np.full(len(begins), index)
+            self._repeated[field].append((owners, np.array(begins, np.int64), np.array(sizes, np.int64)))
 
     def _keep_one(self, field: int, kind: int, index: int, value: int, at: int) -> None:
-        if field in self._repeated:
-            one = np.array([[index], [at], [value]], np.int64)
-            self._repeated[field].append((one[0], one[1], one[2]))
-            return
         self._present[field][index] = True
         if kind == 0:
             self._numbers[field][index] = value
