@@ -41,6 +41,7 @@ def main() -> None:
             .mode("append")
             .option("metadataServiceUri", uri)
             .option("log", log)
+            .option("entryFormat", "raw")
             .option("ensembleSize", "1")
             .option("writeQuorumSize", "1")
             .option("ackQuorumSize", "1")

@@ -33,7 +33,8 @@ class BookKeeper:
         return f"bench-{uuid.uuid4().hex[:12]}"
 
     def fill(self, log: str, rows: DataFrame) -> None:
-        rows.write.format("bookkeeper").mode("append").options(metadataServiceUri=self._uri, log=log).save()
+        options = {"metadataServiceUri": self._uri, "log": log, "entryFormat": "raw"}
+        rows.write.format("bookkeeper").mode("append").options(**options).save()
 
     def read(self, spark: SparkSession, log: str, rows_per_trigger: int | None = None) -> DataFrame:
         reader = spark.readStream.format("bookkeeper").option("startingOffsets", "earliest")
@@ -43,7 +44,8 @@ class BookKeeper:
         return reader.load().select("value")
 
     def write(self, rows: DataFrame, log: str) -> DataStreamWriter:
-        return rows.writeStream.format("bookkeeper").options(metadataServiceUri=self._uri, log=log)
+        writer = rows.writeStream.format("bookkeeper")
+        return writer.options(metadataServiceUri=self._uri, log=log, entryFormat="raw")
 
 
 class Kafka:

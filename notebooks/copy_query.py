@@ -24,7 +24,7 @@ def main(uri: str, checkpoint: str, directory: str) -> None:
     query = (
         rows.select("value")
         .writeStream.format("bookkeeper")
-        .options(metadataServiceUri=uri, log="copy", checkpointLocation=checkpoint)
+        .options(metadataServiceUri=uri, log="copy", entryFormat="raw", checkpointLocation=checkpoint)
         .trigger(availableNow=True)
         .start()
     )

@@ -257,7 +257,7 @@ def test_save_modes_that_spark_cannot_pass_on(
 )
 def test_raw_takes_a_column_named_value(connector: Connector, log: str, logs: LogStore, query: str, text: str) -> None:
     with _no_log_made(logs):
-        kind, message = _refused(lambda: connector.write(connector.spark.sql(query), log))
+        kind, message = _refused(lambda: connector.write(connector.spark.sql(query), log, entryFormat="raw"))
     assert kind == "InvalidArgumentError"
     assert text in message
 
@@ -311,7 +311,7 @@ def test_an_arrow_row_above_the_frame_limit(
     connector: Connector, log: str, logs: LogStore, client: BlockingClient
 ) -> None:
     frame = connector.spark.sql(f"select id, repeat('x', if(id = 3, {6 * MIB}, 5)) text from range(0, 10, 1, 1)")
-    kind, message = _refused(lambda: connector.write(frame, log, entryFormat="arrow"))
+    kind, message = _refused(lambda: connector.write(frame, log, compression="none"))
     assert kind == "InvalidArgumentError"
     assert re.fullmatch(
         r"row 3 of partition 0 makes an entry of 629\d{4} bytes \(column text has most of them\); a bookie's frame "
@@ -320,7 +320,7 @@ def test_an_arrow_row_above_the_frame_limit(
     )
     assert logs.open_log(log).snapshot().next_offset == 0
     # Compressed, it fits.
-    connector.write(frame, log, compression="zstd")
+    connector.write(frame, log)
     assert connector.read(log).count() == 10
 
 

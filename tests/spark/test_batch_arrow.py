@@ -221,7 +221,7 @@ def test_entries_are_near_the_size_asked_for(
 ) -> None:
     target_bytes = int(target[:-1]) * KIB
     frame = _people(connector, 30_000, partitions=1, width=84)
-    connector.write(frame, log, entryFormat="arrow", entryBytes=target)
+    connector.write(frame, log, entryBytes=target, compression="none")
     *sizes, last = _entry_sizes(logs, client, log)
     assert len(sizes) >= 4
     assert all(0.9 * target_bytes < size < 1.2 * target_bytes for size in sizes)
@@ -236,7 +236,7 @@ def test_entries_never_pass_the_frame_limit(
     frame = connector.spark.sql(
         f"select id, repeat('x', if(id % 100 = 50, {2 * MIB}, 10)) text from range(0, 600, 1, 1)"
     )
-    connector.write(frame, log, entryFormat="arrow", entryBytes="64m")
+    connector.write(frame, log, entryBytes="64m", compression="none")
     sizes = _entry_sizes(logs, client, log)
     assert max(sizes) <= client.config.max_frame_bytes
     assert max(sizes) > 2 * MIB

@@ -139,7 +139,7 @@ def test_s2_killed_between_the_last_add_and_the_message(
 
     def start() -> Any:
         writer = frame.writeStream.format("bookkeeper-killed").option("checkpointLocation", str(checkpoint))
-        return writer.options(metadataServiceUri=connector.metadata_service_uri, log=log).start()
+        return writer.options(metadataServiceUri=connector.metadata_service_uri, log=log, entryFormat="raw").start()
 
     armed = arm(checkpoint)
     with running(start()) as query, pytest.raises(StreamingQueryException):

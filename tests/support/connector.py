@@ -18,6 +18,9 @@ class Connector:
     metadata_service_uri: str
 
     def write(self, frame: DataFrame, log: str, mode: str = "append", **options: Any) -> None:
+        """Write a frame with only the column ``value`` as raw entries, if ``options`` do not say otherwise."""
+        if frame.columns == ["value"]:
+            options = {"entryFormat": "raw"} | options
         (
             frame.write.format("bookkeeper")
             .mode(mode)

@@ -114,7 +114,10 @@ def set_back(checkpoint: Path, to_batch: int) -> None:
 def sink(
     frame: DataFrame, uri: str, log: str, checkpoint: Path, *, trigger: dict[str, Any] | None = None, **options: Any
 ) -> StreamingQuery:
-    """Start writing ``frame`` to a log. A ``trigger`` other than the default is given as PySpark's arguments."""
+    """Start writing ``frame`` to a log, as raw entries if its only column is ``value``. A ``trigger`` other than the
+    default is given as PySpark's arguments."""
+    if frame.columns == ["value"]:
+        options = {"entryFormat": "raw"} | options
     writer = frame.writeStream.format("bookkeeper").option("checkpointLocation", str(checkpoint))
     if trigger is not None:
         writer = writer.trigger(**trigger)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +78,44 @@ def test_compression_makes_entries_smaller_not_fewer() -> None:
     plain, packed = _entries(batches), _entries(batches, compression="zstd")
     assert len(packed) == len(plain)
     assert sum(entry.size for entry, _ in packed) < sum(entry.size for entry, _ in plain) / 4
+
+
+def _noise(rows: int, row_bytes: int) -> pa.RecordBatch:
+    chance = random.Random(rows)
+    return pa.record_batch({"noise": [chance.randbytes(row_bytes) for _ in range(rows)]})
+
+
+def test_what_does_not_shrink_is_not_compressed_and_seldom_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise, text = _noise(500, 1024), pa.record_batch({"noise": [b"all the same" * 85] * 5_000})
+    written: list[str | None] = []
+    options_of = arrow_format._EntryWriter._written
+
+    def noting(self: arrow_format._EntryWriter, parts: list[pa.RecordBatch], options: pa.ipc.IpcWriteOptions) -> Any:
+        written.append(options.compression)
+        return options_of(self, parts, options)
+
+    monkeypatch.setattr(arrow_format._EntryWriter, "_written", noting)
+    entries = _entries([noise] * 10, noise.schema, compression="lz4", entry_bytes=16 * KIB)
+    assert entries == _entries([noise] * 10, noise.schema, entry_bytes=16 * KIB)
+    assert len(entries) > 300
+    # Tried at first, and then after pauses of 1, 2, 4, … 64 entries.
+    assert 8 <= written.count("lz4") <= 8 + len(entries) // 64
+    # It is found out soon that other data shrink, and then each entry is compressed.
+    mixed = _entries([noise, *[text] * 2], noise.schema, compression="lz4", entry_bytes=16 * KIB)
+    sizes = [entry.size for entry, _ in mixed]
+    assert all(size < 4 * KIB for size in sizes[-len(sizes) // 2 :])
+    assert _table(mixed, noise.schema).num_rows == 10_500
+
+
+def test_a_row_that_fits_only_if_it_is_compressed_is_compressed() -> None:
+    """Also if it shrinks by less than a tenth, and right after others did not shrink."""
+    rows = pa.record_batch({"noise": [_noise(1, 60 * KIB)["noise"][0].as_py() + bytes(5 * KIB)]})
+    entries = _entries(
+        [_noise(1, 100), rows, rows], rows.schema, compression="lz4", entry_bytes=1, max_entry_bytes=64 * KIB
+    )
+    assert [rows for _, rows in entries] == [1, 1, 1]
+    with pytest.raises(InvalidArgumentError, match="makes an entry of"):
+        _entries([rows], rows.schema, entry_bytes=1, max_entry_bytes=64 * KIB)
 
 
 def test_no_rows_give_no_entry() -> None:

@@ -78,7 +78,7 @@ def test_defaults_of_a_write() -> None:
     options = _write()
     assert options.quorum == Quorum(3, 3, 2)
     assert options.digest_type is DigestType.CRC32C
-    assert (options.compression, options.entry_bytes) == (None, 1 << 20)
+    assert (options.compression, options.entry_bytes) == ("lz4", 1 << 20)
     assert (options.txn_app_id, options.txn_version) == (None, None)
     assert (options.ledger_roll_bytes, options.ledger_roll_interval_ms) == (1 << 30, 3_600_000)
     assert not options.fence_tail

@@ -112,8 +112,9 @@ class SourceOptions(PulsarOptions):
         choice({one.value: one for one in (EntryFormat.RAW, EntryFormat.ARROW)}),
         Use.ALL,
         Group.FORM,
-        "`raw`: one row per entry. `arrow`: many rows per entry, as an Arrow IPC stream. "
-        "Default: what the log was created with; `raw` for new logs and for ledgers.",
+        "`arrow`: any columns, many rows per entry, as an Arrow IPC stream. `raw`: one row per entry, for readers and "
+        "writers that know nothing of Arrow. Default: what the log was created with; `arrow` for new logs, `raw` for "
+        "ledgers.",
     )
     include_metadata: bool = option(
         "includeMetadata",
@@ -125,11 +126,11 @@ class SourceOptions(PulsarOptions):
     )
     compression: str | None = option(
         "compression",
-        "none",
+        "lz4",
         choice({"none": None, "lz4": "lz4", "zstd": "zstd"}),
         Use.WRITE,
         Group.FORM,
-        "`arrow` only: compression of entries.",
+        "`arrow` only: compression of entries. An entry that it does not make a tenth smaller is written without.",
     )
     entry_bytes: int = option(
         "entryBytes", "1m", size(1024, 2**26), Use.WRITE, Group.FORM, "`arrow` only: target size of an entry."

@@ -82,7 +82,7 @@ def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -
 
 
 def _new_settings(options: SourceOptions, schema: StructType, password: bytes) -> LogSettings:
-    entry_format = options.entry_format or EntryFormat.RAW
+    entry_format = options.entry_format or EntryFormat.ARROW
     schema_json = None
     if entry_format is EntryFormat.RAW:
         check_raw_write(schema)

@@ -1,6 +1,7 @@
 """entryFormat arrow: many rows per entry. Each entry is a complete Arrow IPC stream.
 
-The stream has the log's schema (time zone UTC). Its buffers may be compressed (lz4 or zstd).
+The stream has the log's schema (time zone UTC). Its buffers may be compressed (lz4 or zstd). Each entry says so itself,
+so entries of one log may differ.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import math
 import struct
 from collections.abc import Iterator
+from typing import Final
 
 import pyarrow as pa
 
@@ -24,6 +26,11 @@ from bk_spark.log.entries.projection import Projection
 from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
+#: Compression that saves less than a tenth costs more, in CPU time of reader and writer, than it saves at the bookies.
+_WORTH_SHARE: Final = 0.9
+#: Entries without a trial between two that are in vain, at most.
+_LONGEST_PAUSE: Final = 64
+
 
 def entries_of(
     batches: Iterator[pa.RecordBatch],
@@ -37,7 +44,8 @@ def entries_of(
 ) -> Iterator[tuple[pa.Buffer, int]]:
     """Split and join ``batches`` into entries of about ``entry_bytes`` before compression. Yields (entry, row count).
 
-    The batches have the columns of ``schema`` by name, in types that widen to those there.
+    The batches have the columns of ``schema`` by name, in types that widen to those there. An entry that does not
+    become at least a tenth smaller is written without compression.
 
     Raises InvalidArgumentError for a single row larger than ``max_entry_bytes``. The error names the row by its number
     within ``partition``, from 0.
@@ -109,23 +117,43 @@ def _canonical(batch: pa.RecordBatch, schema: pa.Schema, names: Names) -> pa.Rec
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+class _CompressionTrials:
+    """Says for which entries to try compression: rarely where it was in vain before, since data seldom change much."""
+
+    def __init__(self) -> None:
+        #: Entries to write without a trial, now and after the next trial that is in vain.
+        self._untried, self._pause = 0, 1
+
+    def is_due(self) -> bool:
+        """Return whether to compress the next entry."""
+        if self._untried:
+            self._untried -= 1
+            return False
+        return True
+
+    def ended(self, *, paid: bool) -> None:
+        """Note whether the compression of an entry paid."""
+        if paid:
+            self._pause = 1
+        else:
+            self._untried, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+
+
 class _EntryWriter:
     """Writes entries of one partition and counts its rows."""
 
     def __init__(self, schema: pa.Schema, compression: str | None, max_entry_bytes: int, partition: int) -> None:
         self._schema = schema
-        self._options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._plain = pa.ipc.IpcWriteOptions()
+        self._packed = pa.ipc.IpcWriteOptions(compression=compression)
+        self._trials = None if compression is None else _CompressionTrials()
         self._max_entry_bytes = max_entry_bytes
         self._partition = partition
         self._rows = 0
 
     def write(self, parts: list[pa.RecordBatch]) -> Iterator[tuple[pa.Buffer, int]]:
         """Yield one entry with ``parts``, or several if one would be too large."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._schema, options=self._options) as stream:
-            for part in parts:
-                stream.write_batch(part)
-        entry = sink.getvalue()
+        entry = self._smaller(parts)
         rows = sum(part.num_rows for part in parts)
         taken_bytes = memory_bytes(entry)
         if entry.size <= self._max_entry_bytes and taken_bytes <= MAX_ENTRY_MEMORY_BYTES and rows <= MAX_ENTRY_ROWS:
@@ -137,6 +165,29 @@ class _EntryWriter:
         table = pa.Table.from_batches(parts, self._schema)
         for half in (table.slice(0, rows // 2), table.slice(rows // 2)):
             yield from self.write(half.to_batches())
+
+    def _smaller(self, parts: list[pa.RecordBatch]) -> pa.Buffer:
+        """Return the entry, compressed if that pays, or if it would be too large otherwise."""
+        plain = None
+        if self._trials is None or not self._trials.is_due():
+            plain = self._written(parts, self._plain)
+            if self._trials is None or plain.size <= self._max_entry_bytes:
+                return plain
+        packed = self._written(parts, self._packed)
+        paid = packed.size <= _WORTH_SHARE * sum(part.nbytes for part in parts)
+        self._trials.ended(paid=paid)
+        if paid:
+            return packed
+        if plain is None:
+            plain = self._written(parts, self._plain)
+        return plain if plain.size <= self._max_entry_bytes else packed
+
+    def _written(self, parts: list[pa.RecordBatch], options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._schema, options=options) as stream:
+            for part in parts:
+                stream.write_batch(part)
+        return sink.getvalue()
 
     def _too_large(self, entry_bytes: int, taken_bytes: int, parts: list[pa.RecordBatch]) -> InvalidArgumentError:
         row = pa.Table.from_batches(parts, self._schema)

@@ -93,7 +93,7 @@ class LogTables:
         mode: str = "append",
         txn_app_id: str | None = None,
         txn_version: int | None = None,
-        compression: str | None = None,
+        compression: str | None = "lz4",
         entry_bytes: int = ENTRY_BYTES,
         fence_tail: bool = False,
         roll_bytes: int = 1 << 30,
@@ -118,7 +118,8 @@ class LogTables:
             A name, and a number that increases with each write under that name. A write that is repeated with the same
             two is in the log once. Give both or neither.
         compression
-            Of the entries of an arrow log: ``"lz4"``, ``"zstd"`` or None.
+            Of the entries of an arrow log: ``"lz4"``, ``"zstd"`` or None. An entry that does not become a tenth smaller
+            is written without compression.
         entry_bytes
             The target size of an entry of an arrow log, before compression.
         fence_tail
