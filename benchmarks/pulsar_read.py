@@ -2,7 +2,7 @@
 
 The broker runs on a ZooKeeper and three of our bookies, with its own defaults, and its JVM has the options that Apache
 ships. Its cache has the newest entries. The reader is in the same JVM, so its processor time is that of broker and
-reader together. Ours is that of the reading process; bookies are extra for both.
+reader together. Ours is that of the reading process, or of Spark's JVM and workers. Bookies are extra for all.
 
 ``core`` is one process without Spark, ``spark`` a query into Spark's ``noop`` sink.
 """
@@ -10,12 +10,15 @@ reader together. Ours is that of the reading process; bookies are extra for both
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -95,9 +98,9 @@ def _measure(
 
     def in_spark(columns: str) -> tuple[float, float]:
         frame = spark.read.format("bookkeeper").schema(columns)
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), _spark_cpu_s()
         frame.options(metadataServiceUri=uri, pulsarTopic=topic).load().write.format("noop").mode("overwrite").save()
-        return time.perf_counter() - started, 0.0
+        return time.perf_counter() - started, _spark_cpu_s() - cpu
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "java_reader": java,
@@ -113,12 +116,32 @@ def _measure(
             took = run()
             if number:
                 found[way].append(took)
+    cpus = {way: statistics.median(cpu for _, cpu in runs) for way, runs in found.items()}
     medians = {way: statistics.median(seconds for seconds, _ in runs) for way, runs in found.items()}
     for way, runs in found.items():
         figure(NAME, f"{name}.{way}", messages / medians[way], "rows/s", fastest_s=round(min(runs)[0], 3))
-        cpu = statistics.median(cpu for _, cpu in runs)
-        if cpu:
-            figure(NAME, f"{name}.{way}.cpu", cpu / messages * 1e6, "s per million rows")
+        figure(NAME, f"{name}.{way}.cpu", cpus[way] / messages * 1e6, "s per million rows")
         if way != "java_reader":
-            ratio = medians["java_reader"] / medians[way]
-            figure(NAME, f"{name}.{way}_to_java", ratio, "ratio", **({"aim": 3} if way.startswith("spark") else {}))
+            figure(NAME, f"{name}.{way}_to_java", medians["java_reader"] / medians[way], "ratio", aim=3)
+            figure(NAME, f"{name}.java_cpu_to_{way}", cpus["java_reader"] / cpus[way], "ratio", aim=3)
+
+
+def _spark_cpu_s() -> float:
+    """Processor time so far of Spark's JVM and of all processes that it started, ended ones too."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    tree = {gateway.proc.pid}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(map(_cpu_with_children_s, tree))
+
+
+def _cpu_with_children_s(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

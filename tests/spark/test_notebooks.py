@@ -46,8 +46,8 @@ def test_it_has_its_outputs(name: str) -> None:
         assert not TELLTALES.search(text), text
 
 
-def test_there_are_three() -> None:
-    assert len(NAMES) == 3
+def test_there_are_four() -> None:
+    assert len(NAMES) == 4
 
 
 @pytest.mark.turns(2)
@@ -56,7 +56,7 @@ def test_there_are_three() -> None:
 def test_it_runs(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "notebooks"
     copy.mkdir()
-    for path in (NOTEBOOKS / name, *NOTEBOOKS.glob("*.py")):
+    for path in (NOTEBOOKS / name, *NOTEBOOKS.glob("*.py"), *NOTEBOOKS.glob("*.json")):
         shutil.copy(path, copy)
     command = [sys.executable, copy / "run.py", copy / name]
     done = subprocess.run(command, env=spark_environment(), capture_output=True, text=True, timeout=1_700)
