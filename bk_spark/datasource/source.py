@@ -63,7 +63,7 @@ class BookKeeperDataSource(DataSource):
         if options.reads_topics:
             from bk_spark.datasource.pulsar.topic_schemas import topic_schema
 
-            return topic_schema()
+            return topic_schema(options)
         from bk_spark.datasource.planning import read_schema
 
         return read_schema(options)

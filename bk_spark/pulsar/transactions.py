@@ -82,6 +82,10 @@ class TransactionWatch:
                     ) from error
                 self._next = Position(error.ledger_id + 1, 0)
 
+    def forget(self, before: Position) -> None:
+        """Forget what became of transactions whose messages are all before a position."""
+        self._scan.forget(before)
+
     def end(self, numbers: EntryNumbers) -> int:
         """Return the number behind the last entry that may be shown."""
         undecided = self._scan.first_undecided

@@ -148,6 +148,45 @@ def test_a_pattern_finds_topics_and_partitions(connector: Connector, written: Go
     assert found == {written.full(name) for name in NAMES if name.startswith(("batch-l", "part"))}
 
 
+def test_values_are_decoded_by_the_schema_of_the_topic(connector: Connector, written: GoldenTopics) -> None:
+    """Each by the version that it was written with: what an older one lacks is null."""
+    frame = _read(connector, written.full("avro"), pulsarValues="schema")
+    assert frame.schema["value"].dataType.simpleString() == "struct<label:string,weight:double,x:int>"
+    rows = frame.orderBy("__ledgerId", "__entryId", "__batchIndex").select("value.*").collect()
+    assert [tuple(row) for row in rows] == [
+        ("a0", None, 0),
+        (None, None, 1),
+        ("a2", None, 2),
+        ("b3", 1.5, 3),
+        ("b4", None, 4),
+    ]
+    narrow = _read(connector, written.full("avro"), schema="value struct<x:int>", pulsarValues="schema")
+    assert sorted(row[0].x for row in narrow.collect()) == [0, 1, 2, 3, 4]
+    for name, kind in (("int64", "bigint"), ("string", "string"), ("json", "string")):
+        frame = _read(connector, written.full(name), pulsarValues="schema").select("value", "__entryId", "__batchIndex")
+        assert frame.schema["value"].dataType.simpleString() == kind
+        rows = sorted(frame.collect(), key=lambda row: (row[1], row[2] or 0))
+        raw = [base64.b64decode(row["value"]) for row in written.java_rows(name)]
+        expected = [int.from_bytes(one, "big", signed=True) if name == "int64" else one.decode() for one in raw]
+        assert [row[0] for row in rows] == expected
+    for name in ("keyvalue-inline", "keyvalue-separated"):
+        rows = _read(connector, written.full(name), pulsarValues="schema").select("value").collect()
+        assert ("key one", 1) in [(row[0].key, row[0].value and row[0].value.x) for row in rows if row[0] is not None]
+
+
+def test_values_that_do_not_fit_the_schema_are_refused_or_null(connector: Connector, topics: GoldenTopics) -> None:
+    topic = topics.write("int64")
+    entries = [base64.b64decode(_entries("int64")[0]), base64.b64decode(_entries("plain")[0])]
+    ledger_id = topics.write_ledger(entries)
+    topics.write_list("int64", [(ledger_id, entries)])
+    _refused(connector, "a message has no schema; set pulsarBadValues to null", topic, pulsarValues="schema")
+    rows = _read(connector, topic, pulsarValues="schema", pulsarBadValues="null").collect()
+    assert [row["value"] for row in sorted(rows, key=lambda row: row["__entryId"])] == [0, None]
+    _refused(connector, "has no schema: read it as binary", topics.write("plain"), pulsarValues="schema")
+    both = (topics.write("string"), topic)
+    _refused(connector, "the schemas of topics .* differ", *both, pulsarValues="schema")
+
+
 def test_a_stream_reads_a_topic_and_its_new_ledgers(connector: Connector, topics: GoldenTopics, tmp_path: Path) -> None:
     name = f"growing-{uuid.uuid4().hex[:8]}"
     entries = [base64.b64decode(row) for row in _entries("plain")]

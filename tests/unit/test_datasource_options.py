@@ -172,6 +172,7 @@ def _given(option: Option) -> dict[str, str]:
     given = {"metadataServiceUri": URI, option.name: value}
     if option.group is Group.PULSAR:
         given["pulsarTopic"] = "orders"
+        given.setdefault("pulsarValues", "schema")
     elif option.name not in ("logs", "logPattern", "ledgerId", "ledgerIds") and not option.name.startswith("pulsar"):
         given["log"] = "events"
     if option.name == "maxTriggerDelay":

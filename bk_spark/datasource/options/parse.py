@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bk_spark.datasource.options.foreign import foreign_option
 from bk_spark.datasource.options.options import OPTIONS, Group, SourceOptions, Use
+from bk_spark.datasource.options.pulsar_options import Values
 from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
@@ -189,6 +190,8 @@ def _check_topics(values: Mapping[str, Any], given: set[str]) -> None:
     for name, why in _NOT_FOR_TOPICS.items():
         if name.lower() in given:
             raise InvalidArgumentError(f"option {name} is not for topics of Pulsar: {why}")
+    if "pulsarbadvalues" in given and values["pulsarValues"] is not Values.SCHEMA:
+        raise InvalidArgumentError("option pulsarBadValues is for values that are decoded: set pulsarValues to schema")
     for option in ("startingOffsets", "endingOffsets"):
         positions = values[option]
         for name, one in positions.items() if isinstance(positions, Mapping) else ():

@@ -1,14 +1,22 @@
-"""Options of reads of Pulsar's topics and where their metadata are."""
+"""Options of reads of Pulsar's topics: which ones, where their metadata are, and what becomes of their values."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from bk_spark.datasource.options.option import Group, Use, option
 from bk_spark.datasource.options.range_options import RangeOptions
 from bk_spark.datasource.options.values import NAMES, PATTERN
-from bk_spark.protocol.pulsar.choices import EncryptedPayloads
-from bk_spark.settings.kinds import TEXT, choice
+from bk_spark.protocol.pulsar.choices import EncryptedPayloads, ValueErrors
+from bk_spark.settings.kinds import BOOLEAN, TEXT, choice
+
+
+class Values(enum.Enum):
+    """What the column ``value`` of a topic holds."""
+
+    BINARY = "binary"
+    SCHEMA = "schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,22 @@ class PulsarOptions(RangeOptions):
         "Where Pulsar keeps the numbers of partitions, as `configurationMetadataStoreUrl` of its brokers says. "
         "Default: pulsarMetadataStore.",
     )
+    pulsar_values: Values = option(
+        "pulsarValues",
+        "binary",
+        choice({one.value: one for one in Values}),
+        Use.READ,
+        Group.PULSAR,
+        "Column `value`: `binary`, the bytes of the message, or `schema`, decoded by the topic's schema.",
+    )
+    pulsar_bad_values: ValueErrors = option(
+        "pulsarBadValues",
+        "fail",
+        choice({one.value: one for one in ValueErrors}),
+        Use.READ,
+        Group.PULSAR,
+        "With pulsarValues=schema: whether a value that does not fit the schema is an error, or `null`.",
+    )
     pulsar_encrypted: EncryptedPayloads = option(
         "pulsarEncrypted",
         "fail",
@@ -63,6 +87,15 @@ class PulsarOptions(RangeOptions):
         Group.PULSAR,
         "Messages that their producer encrypted: `fail`, `skip`, or `raw`, which gives each entry as one row with its "
         "cipher text.",
+    )
+
+    pulsar_check_crc: bool = option(
+        "pulsarCheckCrc",
+        "false",
+        BOOLEAN,
+        Use.READ,
+        Group.PULSAR,
+        "Also check Pulsar's own checksum of each entry. The digest of the ledger is always checked.",
     )
 
     @property

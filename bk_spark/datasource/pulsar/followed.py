@@ -77,6 +77,11 @@ class FollowedPartition(Followed):
                 fail_on_data_loss=options.fail_on_data_loss,
             )
 
+    def forget_before(self, position: Position) -> None:
+        """Everything before a position was read, and is not read again."""
+        if self.transactions is not None:
+            self.transactions.forget(position)
+
     def start_bounds(self) -> Bounds:
         return Bounds(self.numbers.first, self.numbers.end)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,12 @@ from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.entries.split_rows import without_first_ledger
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.options.pulsar_options import Values
 from bk_spark.datasource.pulsar.places import bookies_of, opened, stores_of
 from bk_spark.datasource.pulsar.positions import Edges
 from bk_spark.log.entries.entry_rows import as_batch, joined
 from bk_spark.log.entries.pieces import Pieces
+from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, NoSuchLedgerError
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
@@ -29,6 +31,9 @@ from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
 from bk_spark.pulsar.entry_numbers import EntryNumbers
 from bk_spark.pulsar.messages import MessageReader
+
+if TYPE_CHECKING:
+    from bk_spark.datasource.pulsar.decoded_values import DecodedValues
 
 #: The largest message, decompressed and joined from its chunks. Brokers accept entries of 5 MiB.
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
@@ -93,6 +98,13 @@ class _TopicRows:
         if self._edges.since_ms is not None or self._edges.until_ms is not None:
             columns.add(_TIME)
 
+        self._values: DecodedValues | None = None
+        if options.pulsar_values is Values.SCHEMA and VALUE in columns:
+            from bk_spark.datasource.pulsar.decoded_values import DecodedValues
+
+            self._values = DecodedValues(options, topic, schema.field(VALUE).type)
+            columns.update(self._values.columns)
+
         def numbers() -> EntryNumbers:
             (found,) = opened(options, stores_of(options), [topic]).values()
             return found.numbers
@@ -103,6 +115,7 @@ class _TopicRows:
             max_message_bytes=MAX_MESSAGE_BYTES,
             encrypted=options.pulsar_encrypted,
             aborted=split.aborted.get(name),
+            check_crc=options.pulsar_check_crc,
         )
         self._reader = MessageReader(
             topic,
@@ -139,7 +152,12 @@ class _TopicRows:
         return batch if keep.all() else batch.filter(pa.array(keep))
 
     def _projected(self, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
-        columns = [_as_text(batch.column(one.name), one, where) for one in self._schema]
+        columns = []
+        for one in self._schema:
+            if one.name == VALUE and self._values is not None:
+                columns.append(self._values.of(batch))
+            else:
+                columns.append(_as_text(batch.column(one.name), one, where))
         return as_batch(columns, self._schema, where)
 
 

@@ -58,7 +58,7 @@ class TopicStreamPlanner(StreamPlanner):
     """Plans a streaming read of topics. Offsets inside are numbers of entries, valid in this process only."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        check_topic_read(schema)
+        check_topic_read(options, schema)
         self._topics = TopicSources(options)
         #: Positions of topics in the checkpoint that are not followed: deleted ones.
         self._unknown: dict[str, TopicPosition] = {}
@@ -118,7 +118,10 @@ class TopicStreamPlanner(StreamPlanner):
         return [*topic_splits(self._options, pieces.values(), watches, edges)]
 
     def _tell(self, begun: StreamOffset) -> None:
-        """The page of the cluster shows how far logs are read, not topics."""
+        # The page of the cluster shows how far logs are read, not topics.
+        for name, one in self._topics.partitions().items():
+            if name in begun.positions:
+                one.forget_before(one.numbers.position(begun.positions[name].offset))
 
     def _called(self, name: str) -> str:
         return f"topic {name}"
