@@ -25,6 +25,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "pulsar_read": [],
     "pulsar_decode": [],
     "rights": [],
+    "scan": ["--quick"],
     "slow_callers": ["--quick"],
     "small_tasks": ["--rounds", "1"],
     "spark_batch": [],

@@ -46,6 +46,11 @@ class KafkaBroker:
     def bootstrap_servers(self) -> str:
         return f"127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int | None:
+        """The broker's process, while it runs."""
+        return None if self._process is None else self._process.pid
+
     def __enter__(self) -> KafkaBroker:
         self._directory.mkdir(parents=True, exist_ok=True)
         controller = _free_port()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -31,10 +30,9 @@ from bk_spark.log.gc.reaper import OnReapProgress
 from bk_spark.log.history.commits import Commit
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.past import LogPast
-from bk_spark.log.positions.texts import AsOf
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.tables.operations import BUFFER_BYTES, ENTRY_BYTES, THREADS, LogTables
+from bk_spark.log.tables.operations import BUFFER_BYTES, ENTRY_BYTES, THREADS, CommitName, LogTables
 from bk_spark.log.tables.scan import Scan, ScanPosition
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
@@ -131,7 +129,7 @@ class Log:
         return LogSnapshot(self.name, found, self._pages)
 
     @documented_as(LogPast.as_of)
-    def as_of(self, commit: int | str | datetime.datetime | AsOf) -> LogSnapshot:
+    def as_of(self, commit: CommitName) -> LogSnapshot:
         return self._past.as_of(commit)
 
     @documented_as(LogPast.measured_now_ms)
@@ -330,6 +328,7 @@ class Log:
         *,
         start: ScanPosition = "earliest",
         end: ScanPosition = "latest",
+        as_of: CommitName | None = None,
         include_metadata: bool = False,
         threads: int = THREADS,
         buffer_bytes: int = BUFFER_BYTES,
@@ -338,6 +337,7 @@ class Log:
             columns,
             start=start,
             end=end,
+            as_of=as_of,
             include_metadata=include_metadata,
             threads=threads,
             buffer_bytes=buffer_bytes,

@@ -263,6 +263,18 @@ class TestRanges:
             assert scan.offsets == found
             assert scan.to_arrow()["offset"].to_pylist() == list(found)
 
+    def test_an_earlier_state_is_read_after_overwrites(self, log: Log) -> None:
+        log.set_policy(bk_spark.Policy(history_ms=3_600_000))
+        log.write(rows(0, 10), txn_app_id="a", txn_version=1)
+        log.write(rows(10, 10), txn_app_id="a", txn_version=2)
+        log.write(rows(500, 1), mode="overwrite", txn_app_id="a", txn_version=3)
+        assert log.scan().to_arrow().equals(rows(500, 1))
+        assert log.scan(as_of="a:2").to_arrow().equals(rows(0, 20))
+        assert log.scan(as_of=0).to_arrow().equals(rows(0, 10))
+        assert log.scan(["id"], as_of="a:2", start=1).to_arrow()["id"].to_pylist() == list(range(10, 20))
+        with pytest.raises(errors.InvalidArgumentError, match="no commit of version 1 by application 'b'"):
+            log.scan(as_of="b:1")
+
     def test_an_open_tail_is_read_up_to_what_is_confirmed(self, bk: BookKeeper, name: str) -> None:
         log = bk.create_log(name)
         log.write(raw_rows(0, 5))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.tail.roll import RollLimits
+from bk_spark.log.positions.texts import AsOf
+from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.scan import Scan, ScannedLog, ScanPosition, scan_of
 from bk_spark.log.tables.write import CommittedLog, WriteOptions, write_rows
 
@@ -16,8 +19,14 @@ BUFFER_BYTES: Final = 64 * 1024 * 1024
 ENTRY_BYTES: Final = 1024 * 1024
 
 
+#: A commit, as programs name it: an offset, a time, or a transaction.
+CommitName: TypeAlias = int | str | datetime.datetime | AsOf
+
+
 class TableLog(ScannedLog, CommittedLog, Protocol):
     """A log, as its methods for tables need it: see :class:`bk_spark.log.log.Log`."""
+
+    def as_of(self, commit: CommitName) -> LogSnapshot: ...
 
 
 class LogTables:
@@ -32,6 +41,7 @@ class LogTables:
         *,
         start: ScanPosition = "earliest",
         end: ScanPosition = "latest",
+        as_of: CommitName | None = None,
         include_metadata: bool = False,
         threads: int = THREADS,
         buffer_bytes: int = BUFFER_BYTES,
@@ -49,6 +59,9 @@ class LogTables:
             a time (a datetime, or text in ISO 8601, UTC if it names no zone, or milliseconds since 1970 as text),
             which means the first entry committed then or later. ``"latest"`` includes what is confirmed now in an
             open tail.
+        as_of
+            Read the log as a commit left it: an offset (the commit that holds it), a time (the last commit then or
+            before) or a transaction, as for :meth:`as_of`. Later overwrites and truncations do not change it.
         include_metadata
             Add the columns that say where a row comes from: ``log``, ``offset``, ``ledgerId``, ``entryId``,
             ``timestamp``. A raw log has them anyway.
@@ -77,7 +90,7 @@ class LogTables:
         """
         return scan_of(
             self._log,
-            self._log.snapshot(),
+            self._log.snapshot() if as_of is None else self._log.as_of(as_of),
             columns,
             start,
             end,
