@@ -272,13 +272,13 @@ class Bookie:
             entry_id = descriptor.last_entry
         if not 0 <= entry_id <= MAX_ENTRY_ID:
             return Code.NO_ENTRY, b""
-        stored = self._storage.read_cached(ledger_id, entry_id)
+        stored = self._storage.lookup.read_cached(ledger_id, entry_id)
         if stored is not None:
             self.counters.cache_hits += 1
             self.counters.read(1, len(stored))
             return Code.OK, stored
         try:
-            location = self._storage.cache.get_one(ledger_id, entry_id)
+            location = self._storage.lookup.location_of(ledger_id, entry_id)
         except (OSError, ColdPageError):
             return None
         if location == 0:
@@ -368,7 +368,7 @@ class Bookie:
         if descriptor.group is not None:
             await durable(descriptor.group)
         try:
-            return Code.OK, await self._storage.entry_ids(ledger_id)
+            return Code.OK, await self._storage.lookup.entry_ids(ledger_id)
         except OSError as error:
             _LOG.error("ledger %d: %s", ledger_id, error)
             return Code.IO_ERROR, np.empty(0, np.int64)

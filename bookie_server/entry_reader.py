@@ -158,7 +158,7 @@ class EntryReader:
             try:
                 if ledger_id in unreadable:
                     raise OSError(errno.EIO, "a page of its index file cannot be read")
-                found = self._storage.locate(ledger_id, np.where(sane, ids, 0), may_wait=may_wait)
+                found = self._storage.lookup.locate(ledger_id, np.where(sane, ids, 0), may_wait=may_wait)
             except ColdPageError as error:
                 cold.update(error.keys)
                 continue

@@ -210,6 +210,13 @@ class BookieConfig(AccessConfig):
     entry_log_size_limit_bytes: int = key(
         "logSizeLimit", str(_MAX_LOG_SIZE), whole(64 * 1024, _MAX_LOG_SIZE), "Size at which the next entry log begins."
     )
+    large_entry_bytes: int = key(
+        "largeEntryMinBytes",
+        "65536",
+        whole(most=1 << 30, off=0),
+        "Entries of at least so many bytes are written to an entry log before they are acknowledged, and the journal "
+        "only says where. 0: none. Not with `journalSyncData=false`.",
+    )
     entry_log_direct_io: bool = key(
         "dbStorage_directIOEntryLogger",
         "false",

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Bools, Int64s, sorted_distinct
+from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.integrity.limbo_check import LimboEnded, OwnFound, StateFound
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, OFFSET_MASK
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import MIN_RECORD_BYTES
+from bookie_server.storage.write_cache import locations_of
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -38,13 +39,18 @@ class OwnLedgers:
 
     async def read(self, ledger_id: int, first: int, last: int) -> OwnFound:
         """Return which of the entries ``first`` … ``last`` can be read. Raises OSError."""
-        storage = self._storage
+        entry_ids: Int64s = np.arange(first, last + 1, dtype=np.int64)
+        if not len(entry_ids):
+            return OwnFound(entry_ids)
         # Memory first: what leaves it meanwhile is in an entry log then.
-        halves = [storage.write_cache.active, storage.write_cache.flushing]
-        in_memory = [half.entry_ids(ledger_id, first, last) for half in halves if half is not None]
+        positions = np.full(len(entry_ids), -1, np.int64)
+        for half in (self._storage.write_cache.flushing, self._storage.write_cache.active):
+            found = None if half is None else half.get(ledger_id, entry_ids)
+            if found is not None:
+                positions = np.where(found == -1, positions, found)
 
         def with_logs() -> Int64s:
-            return sorted_distinct(np.concatenate((*in_memory, self._in_logs(ledger_id, first, last))))
+            return entry_ids[(positions >= 0) | self._in_logs(ledger_id, entry_ids, locations_of(positions))]
 
         return OwnFound(await asyncio.to_thread(with_logs))
 
@@ -68,15 +74,17 @@ class OwnLedgers:
                 found.append(ledger_id)
         return found
 
-    def _in_logs(self, ledger_id: int, first: int, last: int) -> Int64s:
-        """The entries that begin within an entry log. An index may have outlived a lost ledger directory, and a log may
-        have become shorter. Their bytes are not read: that would take as long as reading all of the disks."""
-        entry_ids: Int64s = np.arange(first, last + 1, dtype=np.int64)
-        locations = self._storage.index.read_slots(ledger_id, entry_ids)
+    def _in_logs(self, ledger_id: int, entry_ids: Int64s, located: Int64s) -> Bools:
+        """Which entries begin within an entry log, at ``located`` or where the index says.
+
+        An index may have outlived a lost ledger directory, and a log may have become shorter. Their bytes are not read:
+        that would take as long as reading all of the disks.
+        """
+        locations = np.where(located != 0, located, self._storage.index.read_slots(ledger_id, entry_ids))
         log_ids, which = np.unique(locations >> OFFSET_BITS, return_inverse=True)
         ends = np.array([self._end(log_id) for log_id in log_ids.tolist()], np.int64)
         there: Bools = (locations != 0) & ((locations & OFFSET_MASK) + MIN_RECORD_BYTES <= ends[which])
-        return entry_ids[there]
+        return there
 
     def _end(self, entry_log_id: int) -> int:
         """The size of an entry log; 0 if it does not exist."""

@@ -13,7 +13,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -29,7 +29,7 @@ from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.log_mark import LogMark, write_marks
 from bookie_server.storage.ledger_descriptors import LedgerDescriptors
 from bookie_server.storage.threads import in_thread
-from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCache
+from bookie_server.storage.write_cache import CacheHalf, SortedEntries, WriteCache, locations_of
 
 _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -46,6 +46,8 @@ class _Batch:
     marks: list[LogMark]
     entries: SortedEntries | None = None
     locations: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    #: Closed logs of large entries; the last of these are in this batch, or in earlier ones.
+    left_logs: frozenset[int] = frozenset()
     logs_done: bool = False
 
 
@@ -65,7 +67,8 @@ class Flusher:
     """Runs flushes one at a time; file work runs in ``executor`` (one thread).
 
     ``durable_marks`` returns the marks after everything in the write cache, one for each journal.
-    ``remove_journals(marks)`` is called in the thread once the marks are durable.
+    ``remove_journals(marks)`` is called in the thread once the marks are durable, and so is ``release_logs(ids)`` for
+    logs of large entries that were closed (:meth:`note_left_logs`).
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Flusher:
         last_marks: Sequence[LogMark],
         durable_marks: Callable[[], list[LogMark]],
         remove_journals: Callable[[Sequence[LogMark]], None],
+        release_logs: Callable[[Collection[int]], None],
         executor: Executor,
     ) -> None:
         self._directories = directories
@@ -92,6 +96,10 @@ class Flusher:
         self._entry_limit = entry_limit
         self._durable_marks = durable_marks
         self._remove_journals = remove_journals
+        self._release_logs = release_logs
+        #: Logs of large entries that were closed and wait for the next batch, and those that wait for the marks.
+        self._left_logs: set[int] = set()
+        self._indexed_logs: set[int] = set()
         self._executor = executor
         self._batch: _Batch | None = None
         #: Held while entry logs and index files are changed.
@@ -106,6 +114,10 @@ class Flusher:
     def holds(self, ledger_id: int) -> bool:
         """Whether the ledger's header is being written to its file."""
         return self._batch is not None and ledger_id in self._batch.headers
+
+    def note_left_logs(self, entry_log_ids: Iterable[int]) -> None:
+        """Logs of large entries were closed; all that they got is in the write cache, or failed."""
+        self._left_logs.update(entry_log_ids)
 
     async def run(self) -> None:
         """Make everything durable that is in the write cache or awaits a sync. Waits for a running flush.
@@ -153,7 +165,8 @@ class Flusher:
         if self._batch is not None:
             yield self._batch
         half, headers = self._write_cache.swap(), self._descriptors.take_headers()
-        self._batch = _Batch(half, headers, self._durable_marks())
+        self._batch = _Batch(half, headers, self._durable_marks(), left_logs=frozenset(self._left_logs))
+        self._left_logs.clear()
         self.on_room()
         yield self._batch
 
@@ -163,9 +176,11 @@ class Flusher:
         if batch.entries is None:
             batch.entries = batch.half.sorted_entries()
         entries = batch.entries
-        if len(entries.entry_ids):
-            batch.locations = self._entry_log_writer.append(
-                batch.half, entries.ledgers, entries.positions, entries.sizes
+        batch.locations = locations_of(entries.positions)
+        ledgers, held = entries.held()
+        if len(held):
+            batch.locations[held] = self._entry_log_writer.append(
+                batch.half, ledgers, entries.positions[held], entries.sizes[held]
             )
         batch.logs_done = True
 
@@ -231,14 +246,17 @@ class Flusher:
         self._batch = None
         self._write_cache.drop_flushed()
         self._entry_log_writer.finished()
+        self._indexed_logs |= batch.left_logs
 
     def _finish(self, marks: list[LogMark]) -> None:
         marks = [max(mark, last) for mark, last in zip(marks, self.last_marks, strict=True)]
-        if marks == self.last_marks:
-            return
-        write_marks(self._directories.paths, marks)
-        self.last_marks = marks
-        self._remove_journals(marks)
+        if marks != self.last_marks:
+            write_marks(self._directories.paths, marks)
+            self.last_marks = marks
+            self._remove_journals(marks)
+        # Not before: a replay from older marks would look for their entries where they are now.
+        self._release_logs(self._indexed_logs)
+        self._indexed_logs = set()
 
     def _count(self, batch: _Batch, started: float) -> None:
         counters = self.counters

@@ -8,15 +8,14 @@ journal → the journal's thread writes and syncs it → back in the loop, its e
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Int64s, sorted_distinct
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.open_files import share_open_files
@@ -24,20 +23,23 @@ from bookie_server.storage import files
 from bookie_server.storage.appended_file import choose_direct
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entry_lookup import EntryLookup
+from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
+from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, file_name
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.flush_loop import FlushLoop
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.index.ledger_cache import LedgerCache
-from bookie_server.storage.journal.group_commit import Append, DoneCallback, JournalGroup
 from bookie_server.storage.journal.group_timing import JournalGroupStats
+from bookie_server.storage.journal.journal_group import Append, DoneCallback, JournalGroup
 from bookie_server.storage.journal.journals import Journals
+from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
-from bookie_server.storage.locations import in_memory
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, LedgerPart, Records
 from bookie_server.storage.write_cache import WriteCache
 
@@ -91,17 +93,23 @@ class LedgerStorage:
         self.write_cache = WriteCache(config.write_cache_bytes)
         self.reader = EntryLogReader(directories.paths, open_files.entry_logs)
         self.entry_log_ids = EntryLogIds(directories)
-        self.entry_log_writer = EntryLogWriter(
+        log_settings = (
             directories,
             self.entry_log_ids,
             config.entry_log_size_limit_bytes,
             choose_direct(directories.paths, config.entry_log_direct_io, "entry logs"),
         )
+        self.entry_log_writer = EntryLogWriter(*log_settings)
+        # Without syncs, a power cut may lose an entry in a log and keep the journal's record of it.
+        self._large_bytes = config.large_entry_bytes if config.journal_sync_data else 0
+        #: Logs with large entries that a replay found, until the marks have passed them.
+        self._replayed_logs: set[int] = set()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._started = False
 
         files.sync_what_was_left((*journal_directories, *directories.paths, *directories.index_paths))
         self.entry_limit = EntryLimit(find_last_entry, directories.paths)
+        self.lookup = EntryLookup(self.write_cache, self.cache, self.index, self.entry_limit)
         marks = read_marks(directories.paths, len(journal_directories))
         self._journals: Journals | None = None
         self.flusher = Flusher(
@@ -115,6 +123,7 @@ class LedgerStorage:
             last_marks=marks,
             durable_marks=lambda: marks if self._journals is None else self._journals.durable_marks(),
             remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
+            release_logs=self._release_logs,
             executor=self.executor,
         )
         self._flush_loop = FlushLoop(
@@ -127,6 +136,7 @@ class LedgerStorage:
             config,
             journal_directories,
             ends,
+            new_arrival_log=lambda: ArrivalLog(*log_settings),
             on_failure=self.fail,
             on_write_error=lambda error: on_trouble("journal", f"a journal cannot be written: {error}"),
             on_group=on_group,
@@ -147,6 +157,7 @@ class LedgerStorage:
         Raises OSError if the last flush failed: the journals keep the rest for the next start.
         """
         loop = asyncio.get_running_loop()
+        indexed = False
         try:
             await self._flush_loop.stop()
             if self._started:
@@ -155,9 +166,11 @@ class LedgerStorage:
             if not self._failed:
                 await self.flusher.run()
                 await loop.run_in_executor(self.executor, self.entry_log_writer.end)
+                await loop.run_in_executor(self.executor, self.journals.end_arrival_logs)
+                indexed = True
         finally:
             self.executor.shutdown()
-            self.journals.close()
+            self.journals.close(indexed=indexed)
             self.entry_log_writer.close()
             self.index.close()
             self.reader.close()
@@ -221,12 +234,13 @@ class LedgerStorage:
     def _append_to_one(
         self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback
     ) -> None:
+        large = 0 < self._large_bytes <= records.shortest_bytes
+
         def fill(group: JournalGroup) -> None:
             for descriptor, part in parts:
                 group.add_key(descriptor)
                 _note_pending(descriptor, group, part)
-            group.add_journal(records.data, len(records))
-            group.appends.append(Append(records, parts))
+            group.add_append(Append(records, parts), large=large)
             group.done.append(done)
 
         self.journals.add(parts[0][0].ledger_id, fill)
@@ -279,55 +293,48 @@ class LedgerStorage:
         if self.write_cache.is_full and self._flush_loop.trouble is None:
             self._flush_loop.flush_blocking()
 
-    # --- looking up --------------------------------------------------------------------------------
+    def replay_located(self, entries: LocatedRecord, parts: list[tuple[LedgerDescriptor, Int64s]]) -> None:
+        """Note where large entries are, each part the positions of one ledger's. Blocking; before :meth:`start`.
 
-    def locate(self, ledger_id: int, entry_ids: Int64s, *, may_wait: bool = False) -> Int64s:
-        """Locations of the entries: in an entry log (> 0), in memory (< 0, see locations.py), absent (0). Entry ids
-        must not be negative. Raises OSError; ColdPageError only with ``may_wait=False``."""
-        halves = [(0, self.write_cache.active)]
-        if self.write_cache.flushing is not None:
-            halves.append((1, self.write_cache.flushing))
-        result: Int64s | None = None
-        for number, half in halves:
-            positions = half.get(ledger_id, entry_ids)
-            if positions is None:
-                continue
-            found = np.where(positions >= 0, in_memory(number, positions), 0)
-            result = found if result is None else np.where(result == 0, found, result)
-            if (result != 0).all():
-                return result
-        if result is None:
-            return self.cache.get(ledger_id, entry_ids, may_wait=may_wait)
-        missing = np.flatnonzero(result == 0)
-        result[missing] = self.cache.get(ledger_id, entry_ids[missing], may_wait=may_wait)
-        return result
+        If a log is missing, its directory was lost, or the marks are older than they were. What the index knows then
+        stays; all else is an I/O error for readers, never absent. Raises OSError.
+        """
+        logs = np.unique(entries.locations >> OFFSET_BITS).tolist()
+        self.entry_log_ids.skip_to(max(logs))
+        missing = [entry_log_id for entry_log_id in logs if not self.reader.has(entry_log_id)]
+        if missing:
+            _LOG.error("the journal names entry logs that are not there: %s", ", ".join(map(file_name, missing)))
+        self._replayed_logs.update(logs)
+        self.flusher.note_left_logs(logs)
+        half = self.write_cache.active
+        for descriptor, which in parts:
+            ids, locations = entries.entry_ids[which], entries.locations[which]
+            if missing:
+                known = self.lookup.locate(descriptor.ledger_id, ids, may_wait=True) != 0
+                wanted = ~(np.isin(locations >> OFFSET_BITS, missing) & known)
+                ids, locations = ids[wanted], locations[wanted]
+            if len(ids):
+                half.put_located(descriptor.ledger_id, ids, locations)
+                descriptor.last_entry = max(descriptor.last_entry, int(ids.max()))
+            lac = int(entries.last_adds_confirmed[which].max())
+            descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
+        if self.write_cache.is_full and self._flush_loop.trouble is None:
+            self._flush_loop.flush_blocking()
 
-    def read_cached(self, ledger_id: int, entry_id: int) -> memoryview | None:
-        """The entry, if it is in the write cache."""
-        for half in (self.write_cache.active, self.write_cache.flushing):
-            if half is not None:
-                position = half.get_one(ledger_id, entry_id)
-                if position >= 0:
-                    return half.fetch_one(position)
-        return None
+    def unindexed_logs(self) -> set[int]:
+        """Entry logs with large entries that the marks have not passed: a crash now would look for them there."""
+        written = set() if self._journals is None else self._journals.unindexed_logs()
+        return written | self._replayed_logs
 
-    async def entry_ids(self, ledger_id: int) -> Int64s:
-        """Ids of all entries of the ledger, ascending. Raises OSError."""
-        if self.entry_limit.lacks_some(ledger_id):
-            raise OSError(errno.EFBIG, f"the index of ledger {ledger_id} has no room for all of its entries")
-        # Memory first: an entry that leaves it while the file is read may be written to a part that was read already.
-        parts = [self.write_cache.active.entry_ids(ledger_id)]
-        if self.write_cache.flushing is not None:
-            parts.append(self.write_cache.flushing.entry_ids(ledger_id))
-
-        def with_file() -> Int64s:
-            return sorted_distinct(np.concatenate((*parts, self.index.entry_ids(ledger_id))))
-
-        return await asyncio.to_thread(with_file)
+    def _release_logs(self, entry_log_ids: Collection[int]) -> None:
+        self._replayed_logs.difference_update(entry_log_ids)
+        if self._journals is not None:
+            self._journals.release_logs(entry_log_ids)
 
     # --- callbacks of groups -----------------------------------------------------------------------
 
     def _group_through(self, group: JournalGroup, error: Exception | None) -> None:
+        self.flusher.note_left_logs(group.left_logs)
         for append in group.appends:
             if error is None:
                 self._apply(append)
@@ -344,8 +351,10 @@ class LedgerStorage:
 
     def _apply(self, append: Append) -> None:
         records, half = append.records, self.write_cache.active
-        base = half.store(records.data)
-        positions = records.offsets[:-1] + (base + LENGTH_BYTES)
+        if append.locations is None:
+            positions = records.offsets[:-1] + (half.store(records.data) + LENGTH_BYTES)
+        else:
+            positions = -1 - append.locations
         for descriptor, part in append.parts:
             if part.count == 1:
                 at = 0 if isinstance(part.which, slice) else part.which[0]

@@ -171,7 +171,7 @@ class StorageUpkeep:
     def entry_logs_being_written(self) -> set[int]:
         """Logs that are being written, or hold entries that are not yet in the index."""
         writer = self._storage.entry_log_writer
-        return writer.unfinished | {writer.entry_log_id}
+        return writer.unfinished | {writer.entry_log_id} | self._storage.unindexed_logs()
 
     def entry_log_ids(self) -> list[int]:
         """Ids of all entry logs, ascending. Blocks. Raises OSError."""

@@ -1,11 +1,13 @@
-"""In-memory entries that are durable in the journal but not yet in an entry log.
+"""In-memory entries that are durable in the journal but not yet in an entry log, and the locations of large ones that
+are in an entry log but not yet in the index.
 
 The cache has two halves. Entries are added to the *active* half. A flush takes it as the *flushing* half, writes it to
 entry logs sorted by ledger, and drops it once the index points there. Lookups try the active half, then the flushing
 half, then the index (ledger_storage.py), so the newest copy of an entry wins.
 
 A half keeps bytes in *extents*, which are append-only arrays, so entries can be sent without a copy. A position is
-``extent << 32 | offset of the stored entry``. As in an entry log, the 4-byte size precedes the stored entry.
+``extent << 32 | offset of the stored entry``. As in an entry log, the 4-byte size precedes the stored entry. A location
+in an entry log stands for itself as ``-1 - location``, below -1 (:func:`locations_of`).
 """
 
 from __future__ import annotations
@@ -38,13 +40,22 @@ _LEDGER_OVERHEAD_BYTES: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class SortedEntries:
-    """Entries by ledger and entry id: the position of each stored entry and its size, without its length field.
-    ``ledgers`` says which part of the arrays belongs to which ledger."""
+    """Entries by ledger and entry id: the position of each stored entry and its size, without its length field; 0 for
+    an entry that is in an entry log. ``ledgers`` says which part of the arrays belongs to which ledger."""
 
     ledgers: list[tuple[int, int, int]]
     entry_ids: Int64s
     positions: Int64s
     sizes: Int64s
+
+    def held(self) -> tuple[list[tuple[int, int, int]], Int64s]:
+        """The entries whose bytes are in memory: their part for each ledger, and where they are in these arrays."""
+        which = np.flatnonzero(self.positions >= 0)
+        if len(which) == len(self.positions):
+            return self.ledgers, which
+        before = np.concatenate(([0], np.cumsum(self.positions >= 0)))
+        parts = [(ledger_id, int(before[first]), int(before[last])) for ledger_id, first, last in self.ledgers]
+        return [part for part in parts if part[1] < part[2]], which
 
 
 class Target(Protocol):
@@ -57,6 +68,12 @@ class Target(Protocol):
     def room(self, size_bytes: int) -> Bytes:
         """Append ``size_bytes`` bytes, which the caller fills in before the next call."""
         ...
+
+
+def locations_of(positions: Int64s) -> Int64s:
+    """The locations in entry logs for positions that stand for one, 0 for others."""
+    locations: Int64s = np.where(positions < -1, -1 - positions, 0)
+    return locations
 
 
 class CacheHalf:
@@ -106,6 +123,10 @@ class CacheHalf:
         """Set the positions of many entries of a ledger, replacing earlier ones."""
         self.entry_count += len(entry_ids)
         set_locations(lambda number, slots: self._page(ledger_id, number, slots), entry_ids, positions + 1)
+
+    def put_located(self, ledger_id: int, entry_ids: Int64s, locations: Int64s) -> None:
+        """Set the locations in entry logs of entries of a ledger, replacing earlier ones."""
+        self.put(ledger_id, entry_ids, -1 - locations)
 
     def get_one(self, ledger_id: int, entry_id: int) -> int:
         """The position of an entry, -1 if it is not here."""
@@ -180,7 +201,11 @@ class CacheHalf:
         if not at:
             return SortedEntries([], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
         where = np.concatenate(positions)
-        return SortedEntries(ledgers, np.concatenate(ids), where, self._sizes(where))
+        sizes = np.zeros(len(where), np.int64)
+        held = where >= 0
+        if held.any():
+            sizes[held] = self._sizes(where[held])
+        return SortedEntries(ledgers, np.concatenate(ids), where, sizes)
 
     def copy(self, positions: Int64s, sizes: Int64s, target: Target) -> Iterator[None]:
         """Append the entries with their sizes to ``target``, in order, in as few buffers as is cheap. Yields after each

@@ -26,7 +26,7 @@ _LARGE_BYTES: Final = 70_000
 
 def shape_of(seed: int) -> Shape:
     """Every third bookie has several directories; every fourth flushes after each add; every fifth answers before it
-    syncs its journals; every second writes directly to its disks."""
+    syncs its journals; every second writes directly to its disks; two of three write large entries to entry logs."""
     rng = random.Random(f"shape {seed}")
     several = seed % 3 == 0
     return Shape(
@@ -39,6 +39,7 @@ def shape_of(seed: int) -> Shape:
         write_cache_bytes=1 if seed % 4 == 3 else 64 << 20,
         sync_journals=seed % 5 != 0,
         direct=seed % 2 == 0,
+        large_entry_bytes=0 if seed % 3 == 1 else rng.choice((1, 100, 500)),
     )
 
 
@@ -68,6 +69,7 @@ class History(Workload):
         kinds: dict[str, tuple[Callable[[int], Awaitable[Any]], int]] = {
             "add": (self._add, 10),
             "add to several": (self._add_to_several, 5),
+            "add large": (self._add_large, 3),
             "add groups": (self._add_groups, 4),
             "add again": (self._add_again, 2),
             "add forged": (self._add_forged, 2),
@@ -78,6 +80,7 @@ class History(Workload):
             "force": (self._force, 2),
             "fail journal": (self._fail_journal, 1),
             "fail flush": (self._fail_flush, 1),
+            "fail large": (self._fail_large, 1),
             "fail sync": (self._fail_sync, 1),
             "delete": (self._delete, 1),
             "compact": (self._compact, 3),
@@ -97,6 +100,9 @@ class History(Workload):
     async def _add(self, ledger_id: int) -> None:
         size = _LARGE_BYTES if self.rng.random() < 0.03 else None
         await self.add(self.entries(ledger_id, self.rng.choice((1, 1, 1, 2, 5)), size))
+
+    async def _add_large(self, ledger_id: int) -> None:
+        await self.add(self.entries(ledger_id, self.rng.choice((1, 2, 4)), self.rng.choice((600, 900, 3000))))
 
     async def _add_forged(self, ledger_id: int) -> None:
         await self.add([self.forged(ledger_id), *self.entries(ledger_id, self.rng.choice((0, 1)))])
@@ -184,6 +190,29 @@ class History(Workload):
         )
         await self.with_fault(fault, self.checkpoint)
 
+    async def _fail_large(self, ledger_id: int) -> None:
+        """Entry logs take no large entries: the journal does. Or their sync fails: the process ends."""
+        large = self.shape.large_entry_bytes and self.shape.sync_journals
+        if large and self.rng.random() < 0.5:
+            fault = self.recorder.fault = Fault(_in_entry_log(self, Sync), error=errno.EIO)
+            await self.add(self.entries(ledger_id, 2, 700), recovery=True)
+            self.recorder.fault = None
+            if fault.happened:
+                await self.kill()
+            return
+        fault = Fault(
+            _outside_journal(self),
+            skip=self.rng.randrange(4),
+            count=self.rng.choice((1, 2, 100)),
+            partial=self.rng.choice((0, 100)),
+        )
+
+        async def adds() -> None:
+            for _ in range(3):
+                await self.add(self.entries(self._a_ledger(), 2, 700))
+
+        await self.with_fault(fault, adds)
+
     async def _delete(self, ledger_id: int) -> None:
         if self.last(ledger_id) >= 0 and len(self._deleted) < LEDGERS:
             self._deleted.add(ledger_id)
@@ -234,6 +263,15 @@ def _in_journal(history: Workload, *kinds: type) -> Callable[[Operation], bool]:
         if not isinstance(operation, Write | Allocate | Sync) or not isinstance(operation, kinds or (Write, Allocate)):
             return False
         return history.recorder.path_of(operation.file).startswith("journal")
+
+    return hits
+
+
+def _in_entry_log(history: Workload, *kinds: type) -> Callable[[Operation], bool]:
+    def hits(operation: Operation) -> bool:
+        if not isinstance(operation, Write | Sync) or not isinstance(operation, kinds):
+            return False
+        return history.recorder.path_of(operation.file).endswith(".log")
 
     return hits
 

@@ -11,21 +11,26 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
+from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc import compaction
 from bookie_server.identity import cookies
 from bookie_server.integrity import marking
 from bookie_server.integrity.own_ledgers import OwnLedgers
-from bookie_server.storage import files
+from bookie_server.storage import files, flush
 from bookie_server.storage.entrylog import entry_log, entry_log_writer
+from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.index import index
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.journal import journal, journal_writer
-from bookie_server.storage.journal.group_commit import GroupCommit, JournalGroup
+from bookie_server.storage.journal.group_commit import GroupCommit
+from bookie_server.storage.journal.journal_group import JournalGroup
 from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_storage import LedgerStorage
+from bookie_server.storage.records import Records
 from bookie_server.storage.upkeep import StorageUpkeep
 
 
@@ -234,6 +239,59 @@ def a_run_that_did_not_sync_counts_as_safe(stack: ExitStack) -> None:
     stack.enter_context(patch.object(marking, "may_have_lost", lambda directories: False))
 
 
+def large_entries_are_answered_before_their_log_is_synced(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(ArrivalLog, "append_records", EntryLogWriter._append_in_order))
+
+
+def marks_pass_large_entries_that_no_index_has(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(flush, "locations_of", lambda positions: positions * 0))
+
+
+def a_replay_leaves_out_large_entries(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(LedgerStorage, "replay_located", _nothing))
+
+
+def a_replay_of_large_entries_stops_early(stack: ExitStack) -> None:
+    replay = LedgerStorage.replay_located
+
+    def replay_first(storage: LedgerStorage, entries: LocatedRecord, parts: list[tuple[Any, Int64s]]) -> None:
+        replay(storage, entries, [(descriptor, which[:1]) for descriptor, which in parts])
+
+    stack.enter_context(patch.object(LedgerStorage, "replay_located", replay_first))
+
+
+def logs_are_compacted_before_an_index_has_their_large_entries(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(LedgerStorage, "unindexed_logs", lambda storage: set()))
+
+
+def large_entries_of_a_failed_write_count_as_written(stack: ExitStack) -> None:
+    """The journal names places in an entry log that took nothing."""
+    append = EntryLogWriter.append_records
+
+    def append_or_not(log: ArrivalLog, some: Sequence[Records]) -> list[Int64s]:
+        log_id, position = max(log.entry_log_id, 0), log._position
+        try:
+            return append(log, some)
+        except files.SyncFailedError:
+            raise
+        except OSError:
+            first = (log_id << entry_log.OFFSET_BITS) | max(position, entry_log.HEADER_BYTES)
+            return [records.offsets[:-1] + 4 + first for records in some]
+
+    stack.enter_context(patch.object(ArrivalLog, "append_records", append_or_not))
+
+
+def the_name_of_an_arrival_log_is_not_synced(stack: ExitStack) -> None:
+    append = EntryLogWriter._append_in_order
+
+    def without_names(log: ArrivalLog, some: Sequence[Records]) -> list[Int64s]:
+        with ExitStack() as inner:
+            _without(inner, entry_log_writer, "sync_directory")
+            return append(log, some)
+
+    stack.enter_context(patch.object(ArrivalLog, "_append_in_order", without_names))
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A rule broken by ``breaks``. It is looked for in histories (histories.py) of ``steps``, from ``seed`` on. One of
@@ -289,5 +347,20 @@ MUTANTS: Final = {
     ),
     "marks of ledgers are not synced": Mutant(marks_of_ledgers_are_not_synced, ("add",), losses=1),
     "marks of lost journals stay": Mutant(marks_of_lost_journals_stay, _FLUSHES, losses=1),
+    "large entries are answered before their log is synced": Mutant(
+        large_entries_are_answered_before_their_log_is_synced, ("add large",)
+    ),
+    "marks pass large entries that no index has": Mutant(
+        marks_pass_large_entries_that_no_index_has, ("add large", "checkpoint")
+    ),
+    "a replay leaves out large entries": Mutant(a_replay_leaves_out_large_entries, ("add large",)),
+    "a replay of large entries stops early": Mutant(a_replay_of_large_entries_stops_early, ("add large",)),
+    "logs are compacted before an index has their large entries": Mutant(
+        logs_are_compacted_before_an_index_has_their_large_entries, ("add large", "compact")
+    ),
+    "large entries of a failed write count as written": Mutant(
+        large_entries_of_a_failed_write_count_as_written, ("add large", "fail large")
+    ),
+    "the name of an arrival log is not synced": Mutant(the_name_of_an_arrival_log_is_not_synced, ("add large",)),
     "lost entry logs are believed in": Mutant(lost_entry_logs_are_believed_in, _FLUSHES, seed=9, losses=1),
 }

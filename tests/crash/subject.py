@@ -56,6 +56,8 @@ class Shape:
     sync_journals: bool = True
     #: Journals and entry logs are written directly.
     direct: bool = False
+    #: Entries of so many bytes go to an entry log. 0: none.
+    large_entry_bytes: int = 0
 
 
 def password_of(ledger_id: int) -> bytes:
@@ -209,6 +211,7 @@ def _config(shape: Shape) -> BookieConfig:
         journal_page_cache_flush_interval_ms=3_600_000,
         journal_direct_io=shape.direct,
         entry_log_direct_io=shape.direct,
+        large_entry_bytes=shape.large_entry_bytes,
     )
 
 

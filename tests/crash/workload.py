@@ -70,6 +70,10 @@ class Workload:
         return Recording(self.recorder.base, self.recorder.numbers, self.recorder.log, self._shape)
 
     @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
     def subject(self) -> Subject:
         assert self._subject is not None
         return self._subject

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from typing import Any, Final
 
+import numpy as np
 from hypothesis import strategies as st
 
 from bk_spark.protocol.errors import CorruptFileError
@@ -13,6 +14,7 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import JournalItem
 from bookie_server.storage.journal.journal_header import holds_records
 from bookie_server.storage.journal.journal_reader import JournalReader
+from bookie_server.storage.journal.located_record import located_record, parse_located
 from bookie_server.storage.records import Records
 from tests.fuzz.damage import COUNT, EDGES, hostile
 from tests.fuzz.fuzzing import fuzz
@@ -20,6 +22,11 @@ from tests.fuzz.guard import Refused, outcome
 from tests.fuzz.small_files import CHUNKS_BYTES, ID, file_with
 from tests.support.entry_log_building import record
 
+#: Without its length.
+_LOCATED: Final = located_record(
+    Records(np.arange(3), np.arange(3), np.arange(3) - 1, memoryview(bytes(120)), np.arange(4) * 40),
+    np.arange(3) * 40 + (7 << 32 | 1028),
+)[4:]
 _RECORD: Final = st.one_of(
     st.builds(record, ID, ID, st.integers(32, 60)),
     st.builds(record, st.just(3), ID, st.just(40)),
@@ -199,3 +206,16 @@ def test_what_a_sealed_record_claims(kind: int, rest: bytes, size: int) -> None:
     if kind in names and 0 <= size <= len(rest):
         wanted = [(names[kind], 5, rest[:size])]
     assert read == [*wanted, record(5, 1, 40)]
+
+
+@fuzz(100, size=st.integers(0, len(_LOCATED) + 8), at=st.integers(0, len(_LOCATED)), damage=st.binary(max_size=8))
+def test_a_record_about_entry_logs_is_read_whole_or_refused(size: int, at: int, damage: bytes) -> None:
+    """Nothing of it is left out silently: its entries were acknowledged."""
+    body = (_LOCATED[:at] + damage + _LOCATED[at + len(damage) :])[:size]
+    found = outcome(lambda: parse_located(body), CorruptFileError)
+    if isinstance(found, Refused):
+        assert body != _LOCATED
+        return
+    assert len(found.entry_ids) == 3
+    assert (found.locations > 0).all()
+    assert (found.entry_ids >= 0).all()

@@ -27,6 +27,7 @@ from tests.interop.java_shell import JavaShell
 from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings
 from tests.support.clusters import new_cluster
 from tests.support.daily import number_of_today
+from tests.support.servers import start_timeout_ms
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,6 +41,7 @@ _COURSES: Final[dict[str, list[tuple[type[LocalBookie], bool]]]] = {
 
 #: A bookie flushes meanwhile, some times (`flushInterval` in shelf.py), and moves its mark where it does so while idle.
 _IDLE_S: Final = 0.3
+_POLL_S: Final = 0.1
 
 
 @pytest.mark.parametrize("course", list(_COURSES))
@@ -77,6 +79,48 @@ def test_either_bookie_goes_on_with_the_others_directories(
                 bookie.kill()
             else:
                 assert bookie.terminate(STOP_TIMEOUT_MS)
+            java_client.forget(uri)
+
+
+@pytest.mark.parametrize("directories", list(DIRECTORIES))
+def test_h1_large_entries_keep_apaches_bookie_off_until_ours_has_stopped_in_order(
+    tmp_path: Path, zk_only: LocalCluster, java_client: JavaClient, directories: str
+) -> None:
+    """H1: what only our journal knows to be in an entry log, Apache's replay would skip. So it refuses such a journal,
+    until ours has written its index."""
+    uri = new_cluster(zk_only, tmp_path.name)
+    settings = {
+        **ApacheBookie.sizes,
+        **bookie_settings(tmp_path / "data", *DIRECTORIES[directories]),
+        "largeEntryMinBytes": "30000",
+    }
+    shelf = Shelf(uri)
+    with Bookies(tmp_path / "bookies", uri, [LocalBookie], settings) as bookies:
+        shelf.fill()
+        shelf.fill_and_kill(bookies.bookies[0])
+        java_client.forget(uri)
+        bookies.change_kind(ApacheBookie)
+        (refusing,) = bookies.bookies
+        refusing.start()
+        deadline = time.monotonic() + start_timeout_ms() / 1000
+        while "Invalid journal version" not in refusing.log_tail():
+            assert refusing.running, refusing.failure("Apache's bookie does not say why it ended")
+            assert time.monotonic() < deadline, refusing.failure("Apache's bookie does not refuse")
+            time.sleep(_POLL_S)
+        refusing.kill()
+        for kind in (LocalBookie, ApacheBookie, LocalBookie):
+            bookies.change_kind(kind)
+            bookies.start()
+            (bookie,) = bookies.bookies
+            shelf.check(bookie.port, explicit_lacs=False)
+            if kind is ApacheBookie:
+                for volume in shelf.volumes[:3]:
+                    read = java_client.read(
+                        uri, volume.ledger_id, recovery=False, wire=2, password=PASSWORD.decode(), with_payloads=True
+                    )
+                    assert read.payloads == volume.payloads
+            shelf.fill()
+            assert bookie.terminate(STOP_TIMEOUT_MS)
             java_client.forget(uri)
 
 

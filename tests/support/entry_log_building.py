@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_log import read_ledgers_map
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, StoredEntries
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
@@ -29,6 +30,12 @@ def mapped(path: Path) -> dict[int, int] | None:
     """The ledgers in the map of an entry log, and the bytes of each."""
     found = read_ledgers_map(str(path))
     return None if found is None else dict(zip(*(column.tolist() for column in found), strict=True))
+
+
+def arrival_log(path: Path) -> ArrivalLog:
+    """The log of a journal's large entries, in the directory ``path``."""
+    directories = LedgerDirectories([str(path)])
+    return ArrivalLog(directories, EntryLogIds(directories), 1 << 30, frozenset())
 
 
 def fill(half: CacheHalf, *entries: tuple[int, int, int]) -> None:

@@ -19,15 +19,16 @@ from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
 from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.group_commit import JournalGroup
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
+from bookie_server.storage.journal.journal_group import JournalGroup
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import Records
 from tests.support.bookie_settings import JournalPlace, bookie_config
+from tests.support.entry_log_building import arrival_log
 from tests.support.failing_os import FailingOs
 
 P = ParamSpec("P")
@@ -111,6 +112,7 @@ async def running(settings: JournalPlace, told: Told | None = None, next_id: int
     journals = Journals(
         *settings,
         [JournalEnd(LogMark(0, 0), next_id)] * len(settings.directories),
+        new_arrival_log=lambda: arrival_log(Path(settings.directories[0])),
         on_failure=expected.failures.append,
         on_write_error=expected.write_errors.append,
         on_group=lambda number, stats: expected.stats.append(stats),

@@ -329,7 +329,7 @@ def test_without_syncs_the_records_end_at_the_first_bad_group(tmp_path: Path) ->
     ("content", "says"),
     [
         (b"BKLE" + bytes(508), "does not begin with BKLG"),
-        (b"BKLG\0\0\0\7" + bytes(504), "version 7"),
+        (b"BKLG\0\0\0\x08" + bytes(504), "version 8"),
         (b"BKLG\0\0\0\1" + bytes(504), "version 1"),
         (b"BKLG\0\0\0\6BKS1" + bytes(500), "seals of version b'1'"),
     ],

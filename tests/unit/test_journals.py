@@ -12,6 +12,7 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
 from tests.support.bookie_settings import JournalPlace, bookie_config
+from tests.support.entry_log_building import arrival_log
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import Told, entries, in_loop, running
 
@@ -114,4 +115,10 @@ def test_each_journal_needs_its_end(tmp_path: Path) -> None:
         raise AssertionError(error)
 
     with pytest.raises(ValueError, match="shorter"):
-        Journals(*config(tmp_path), [], on_failure=unexpected, on_write_error=unexpected)
+        Journals(
+            *config(tmp_path),
+            [],
+            new_arrival_log=lambda: arrival_log(tmp_path),
+            on_failure=unexpected,
+            on_write_error=unexpected,
+        )

@@ -19,8 +19,8 @@ import pytest
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.index.index import MAX_KEY_AND_LAC_BYTES, IndexHeader
 from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.group_commit import JournalGroup
 from bookie_server.storage.journal.journal import JournalEnd
+from bookie_server.storage.journal.journal_group import JournalGroup
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
@@ -28,6 +28,7 @@ from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import LedgerPart, Records
 from tests.support.bookie_settings import bookie_config
+from tests.support.entry_log_building import arrival_log
 from tests.support.failing_os import FailingOs
 from tests.unit.test_group_commit import in_loop
 
@@ -374,7 +375,14 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
         storage = MemoryStorage(LedgerDescriptor(1, KEY))
         end = replay(storage, current, last_mark)
         assert flushed | storage.entries == applied
-        journals = Journals(config, (str(current),), [end], on_failure=failures.append, on_write_error=failures.append)
+        journals = Journals(
+            config,
+            (str(current),),
+            [end],
+            new_arrival_log=lambda: arrival_log(current),
+            on_failure=failures.append,
+            on_write_error=failures.append,
+        )
         journals.start(loop, lambda group, error: [done(error is None) for done in group.done])  # type: ignore[func-returns-value]
         (mark,) = journals.durable_marks()
         assert mark > last_mark
@@ -433,7 +441,14 @@ async def test_a_torn_write_is_never_followed_by_another_journal(
     answered: list[tuple[int, int]] = []
     end = JournalEnd(NO_MARK, 16)
     for start in range(3):
-        journals = Journals(config, (str(current),), [end], on_failure=errors.append, on_write_error=lambda error: None)
+        journals = Journals(
+            config,
+            (str(current),),
+            [end],
+            new_arrival_log=lambda: arrival_log(current),
+            on_failure=errors.append,
+            on_write_error=lambda error: None,
+        )
         journals.start(loop, lambda group, error: [done(error is None) for done in group.done])  # type: ignore[func-returns-value]
         descriptor = LedgerDescriptor(1, KEY)
         for i in range(12):

@@ -336,7 +336,7 @@ async def test_moves_that_a_crash_takes_back(place: Place, tmp_path: Path) -> No
         assert await bookie.upkeep.replace_locations(1, ids[:0], old[:0], new[:0]) == 0
         assert (await bookie.upkeep.locations_of(1, np.array([3, 19, 20]))).tolist() == [*new[[3, 19]].tolist(), 0]
         assert await bookie.batch(1, 0) == [stored(1, i) for i in range(20)]
-        assert bookie.storage.locate(1, ids).tolist() == new.tolist()
+        assert bookie.storage.lookup.locate(1, ids).tolist() == new.tolist()
 
 
 @in_loop

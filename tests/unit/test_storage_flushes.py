@@ -112,14 +112,14 @@ async def test_reads_in_every_phase(place: Place, disk: FailingOs, name: str, pa
             await bookie.add(*newest.values())
             await check(bookie)
             if part != "lastMark":
-                found = bookie.storage.locate(1, np.array([0, 1200, 2200]))
+                found = bookie.storage.lookup.locate(1, np.array([0, 1200, 2200]))
                 assert found[0] > 0
                 assert [half_and_positions(found[i : i + 1])[0] for i in (1, 2)] == [1, 0]
         await check(bookie)
-        assert bookie.storage.locate(1, np.array([0, 1200, 2200]))[:2].min() > 0
+        assert bookie.storage.lookup.locate(1, np.array([0, 1200, 2200]))[:2].min() > 0
         await bookie.storage.checkpoint()
         await check(bookie)
-        assert bookie.storage.locate(1, np.array([0, 1200, 2200])).min() > 0
+        assert bookie.storage.lookup.locate(1, np.array([0, 1200, 2200])).min() > 0
     async with running(place) as bookie:
         await check(bookie)
 
@@ -197,7 +197,7 @@ async def test_a_cancelled_checkpoint_leaves_nothing_half_done(place: Place, dis
         with pytest.raises(asyncio.CancelledError):
             await flush
         await another
-        assert bookie.storage.locate(1, np.array([0]))[0] > 0
+        assert bookie.storage.lookup.locate(1, np.array([0]))[0] > 0
         assert await bookie.read((1, 0)) == [stored(1, 0)]
         assert len(place.logs()) == 1
 
@@ -258,6 +258,7 @@ async def test_a_mark_never_goes_back(tmp_path: Path) -> None:
             last_marks=place.marks(),
             durable_marks=lambda: list(durable),
             remove_journals=lambda marks: removed.append(list(marks)),
+            release_logs=lambda entry_log_ids: None,
             executor=storage.executor,
         )
         await flusher.run()

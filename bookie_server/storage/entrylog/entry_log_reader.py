@@ -79,6 +79,14 @@ class EntryLogReader:
                 return path
         raise FileNotFoundError(errno.ENOENT, f"no entry log {name} in {', '.join(self._directories)}")
 
+    def has(self, entry_log_id: int) -> bool:
+        """Whether there is such a log. Raises OSError if that is unknown."""
+        try:
+            self.path(entry_log_id)
+        except FileNotFoundError:
+            return False
+        return True
+
     def forget(self, entry_log_id: int) -> None:
         """Close a log that is about to be removed."""
         self._fds.discard(entry_log_id)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from typing import Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from bookie_server.storage.appended_file import AlignedMemory, AppendedFile, Buf
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, LAST_LOG_ID, OFFSET_BITS
-from bookie_server.storage.records import LENGTH_BYTES
+from bookie_server.storage.records import LENGTH_BYTES, Records
 from bookie_server.storage.write_cache import CacheHalf
 
 _LOG: Final = logging.getLogger(__name__)
@@ -126,6 +126,61 @@ class EntryLogWriter:
                 failure = error
         assert failure is not None
         raise failure
+
+    def append_records(self, some: Sequence[Records]) -> list[Int64s]:
+        """Write ``some`` records in their order, and make them durable. Return the locations of their entries.
+
+        Raises OSError with nothing of it left in the current log, SyncFailedError.
+        """
+        begun_log, begun_at = self.entry_log_id, self._position
+        try:
+            locations = self._append_in_order(some)
+            files.sync_data(self._fd)
+            self._unsynced = False
+        except (files.SyncFailedError, NoWritableDirectoryError):
+            raise
+        except OSError as error:
+            self._give_up(begun_log, begun_at, error)
+            raise
+        return locations
+
+    def _append_in_order(self, some: Sequence[Records]) -> list[Int64s]:
+        locations: list[Int64s] = []
+        buffers: list[memoryview] = []
+        for records in some:
+            size = len(records.data)
+            if not self._takes(size):
+                self._put(buffers)
+                buffers = []
+                self._begin_next()
+            starts = self._position + LENGTH_BYTES + records.offsets[:-1]
+            locations.append((self.entry_log_id << OFFSET_BITS) | starts)
+            buffers.append(records.data)
+            self._position += size
+            ids, sizes = entry_log.sum_by_ledger(records.ledger_ids, np.diff(records.offsets))
+            for ledger_id, ledger_size in zip(ids.tolist(), sizes.tolist(), strict=True):
+                self._ledger_bytes[ledger_id] = self._ledger_bytes.get(ledger_id, 0) + ledger_size
+        self._put(buffers)
+        return locations
+
+    def _takes(self, size_bytes: int) -> bool:
+        """Whether the current log has room for so many bytes, in a directory that is in use."""
+        if self._fd < 0 or os.path.dirname(self._path) not in self._directories.for_flushes():
+            return False
+        return self._position + size_bytes <= self._size_limit_bytes or self._position == HEADER_BYTES
+
+    def _begin_next(self) -> None:
+        if self._fd >= 0 and os.path.dirname(self._path) not in self._directories.for_flushes():
+            self.end()
+        self.leave()
+        self._open()
+
+    def _put(self, buffers: list[memoryview]) -> None:
+        if buffers:
+            assert self._file is not None
+            self._unsynced = True
+            self._file.put(buffers)
+            self._file.finish()
 
     def finished(self) -> None:
         """Note that the index has all appended entries."""

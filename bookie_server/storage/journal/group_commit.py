@@ -24,67 +24,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from bookie_server.config.config import BookieConfig
+from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.files import Buffer, SyncFailedError, may_pass
-from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_timing import FlushReason, JournalGroupStats, JournalGroupTiming
+from bookie_server.storage.journal.journal_group import DoneCallback, JournalGroup
 from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.located_record import located_record
 from bookie_server.storage.journal.log_mark import LogMark
-from bookie_server.storage.ledger_descriptors import LedgerDescriptor
-from bookie_server.storage.records import LedgerPart, Records
 
 _LOG: Final = logging.getLogger(__name__)
 #: Pause after a failed write before the next attempt.
 _RETRY_PAUSE_MS: Final = 50
-
-#: Called in the event loop when a group is decided; True if it is durable.
-DoneCallback = Callable[[bool], None]
-
-
-@dataclass(slots=True)
-class Append:
-    """Records that become readable once their group is durable."""
-
-    records: Records
-    parts: list[tuple[LedgerDescriptor, LedgerPart]]
-
-
-@dataclass(slots=True, eq=False)
-class JournalGroup:
-    """Records that are written and synced together. Filled in the event loop, inside :meth:`GroupCommit.add`.
-
-    ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
-    ``mark``: the position after the group, once it is written.
-    """
-
-    journal: list[Buffer] = field(default_factory=list)
-    journal_bytes: int = 0
-    entries: int = 0
-    appends: list[Append] = field(default_factory=list)
-    keys: list[LedgerDescriptor] = field(default_factory=list)
-    done: list[DoneCallback] = field(default_factory=list)
-    undo: list[Callable[[], None]] = field(default_factory=list)
-    mark: LogMark | None = None
-    since: float = 0.0
-    must_sync: bool = False
-    probes: bool = False
-
-    def add_journal(self, record: Buffer, entries: int = 1) -> None:
-        """Append one record, or ``entries`` consecutive ones, to the journal."""
-        self.journal.append(record)
-        self.journal_bytes += len(record)
-        self.entries += entries
-
-    def add_key(self, descriptor: LedgerDescriptor) -> None:
-        """Append the ledger's master key record unless the journal already has it."""
-        if not descriptor.key_journaled:
-            self.add_journal(journal.master_key_record(descriptor.ledger_id, descriptor.master_key))
-            descriptor.key_journaled = True
-            self.keys.append(descriptor)
-
 
 #: Called in the event loop when a group is decided; the error is None if it is durable. Applies the group and calls
 #: every callback in ``group.done``.
@@ -101,6 +54,7 @@ class GroupCommit:
     def __init__(
         self,
         writer: JournalWriter,
+        arrival_log: ArrivalLog,
         config: BookieConfig,
         end: LogMark,
         *,
@@ -110,6 +64,7 @@ class GroupCommit:
         on_group: Callable[[JournalGroupStats], None] | None = None,
     ) -> None:
         self._writer = writer
+        self._arrival_log = arrival_log
         self._config = config
         self._applied = self._synced = end
         self._on_failure = on_failure
@@ -287,9 +242,15 @@ class GroupCommit:
         if self._thread.is_alive():
             self._thread.join()
 
-    def close(self) -> None:
-        """Close the file. Call only after the thread has ended. Blocks."""
-        self._writer.close(intact=self._fatal is None)
+    def end_arrival_log(self) -> None:
+        """Complete the log of large entries. Call only after the thread has ended. Raises SyncFailedError. Blocks."""
+        self._arrival_log.end()
+
+    def close(self, *, indexed: bool) -> None:
+        """Close the files. Call only after the thread has ended. ``indexed``: the mark is where the journal ends.
+        Blocks."""
+        self._arrival_log.close()
+        self._writer.close(intact=self._fatal is None, indexed=indexed)
 
     # --- in the thread -----------------------------------------------------------------------------
 
@@ -341,12 +302,13 @@ class GroupCommit:
         start = time.monotonic()
         if not self._writer.unsynced:
             self._unsynced_since = start
-        written = 0.0
+        written, size_bytes = 0.0, group.journal_bytes
         try:
             if group.probes:
                 self._writer.reserve()
             if group.journal or group.probes:
-                group.mark = self._writer.write(group.journal, group.journal_bytes)
+                buffers, size_bytes = self._without_large(group)
+                group.mark = self._writer.write(buffers, size_bytes)
             written = time.monotonic()
             if self._config.journal_sync_data or group.must_sync or group.probes or written >= self._sync_due_at():
                 self._writer.sync()
@@ -360,7 +322,7 @@ class GroupCommit:
         written = written or end
         stats = JournalGroupStats(
             entries=group.entries,
-            size_bytes=group.journal_bytes,
+            size_bytes=size_bytes,
             queue_seconds=start - group.since,
             write_seconds=written - start,
             sync_seconds=end - written,
@@ -368,6 +330,30 @@ class GroupCommit:
             ok=error is None,
         )
         self._report(self._through, group, error, self._writer.synced, stats)
+
+    def _without_large(self, group: JournalGroup) -> tuple[list[Buffer], int]:
+        """What the journal gets of a group, and its size: of large entries only where they are, if an entry log takes
+        them. They are durable there before the journal says so. Raises SyncFailedError."""
+        buffers, size_bytes = group.journal, group.journal_bytes
+        if not group.large:
+            return buffers, size_bytes
+        try:
+            self._writer.begin_to_locate()
+            located = self._arrival_log.append_records([append.records for _, append in group.large])
+        except OSError as error:
+            group.left_logs = self._arrival_log.take_left()
+            if not may_pass(error):
+                raise
+            _LOG.warning("large entries cannot be written to an entry log, and go to the journal: %s", error)
+            return buffers, size_bytes
+        group.left_logs = self._arrival_log.take_left()
+        buffers = list(buffers)
+        for (at, append), locations in zip(group.large, located, strict=True):
+            append.locations = locations
+            record = located_record(append.records, locations)
+            size_bytes += len(record) - len(buffers[at])
+            buffers[at] = record
+        return buffers, size_bytes
 
     def _note_failure(self, error: Exception) -> None:
         if may_pass(error):

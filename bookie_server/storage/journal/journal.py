@@ -2,7 +2,8 @@
 
 ``<journal dir>/current/<hex id>.txn``::
 
-    header    "BKLG", i32 version; from version 5 on padded with zeros to 512 bytes, before that 8 bytes
+    header    "BKLG", i32 version; from version 5 on padded with zeros to 512 bytes, before that 8 bytes. We write 6, or
+              7 where large entries are located in entry logs
     record    i32 length, bytes
     padding   i32 -0x100, i32 padLength, padLength bytes that readers skip: written before each flush (version 5
               and up), so that a flush ends at a multiple of 512
@@ -13,6 +14,7 @@ A record begins with ledger id and entry id. A negative entry id gives the recor
     -0x1000   master key of the ledger: i32 length, key
     -0x2000   the ledger is fenced: nothing follows
     -0x8000   explicit LAC: i32 length, LAC packet
+    -0x10000  entries are in an entry log (located_record.py); only in version 7, which Apache's bookie refuses
 
 Apache's records have no checksum. This bookie writes one for each group of records that it syncs together, in places
 that Apache's readers skip. The header continues::
@@ -45,12 +47,15 @@ from typing import Final
 import crc32c
 
 from bookie_server.storage.files import Buffer
+from bookie_server.storage.journal.located_record import LOCATED_RECORD, LocatedRecord, parse_located
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.records import Records
 
 MAGIC: Final = b"BKLG"
 SEALS_MARK: Final = b"BKS2"
 VERSION: Final = 6
+#: The version of journals in which entries may be located in entry logs.
+LOCATING_VERSION: Final = 7
 ALIGNMENT_BYTES: Final = 512
 HEADER_BYTES: Final = 512
 PADDED_FROM_VERSION: Final = 5
@@ -107,7 +112,7 @@ class ExplicitLacRecord:
     packet: bytes
 
 
-JournalItem = Records | MasterKeyRecord | FenceRecord | ExplicitLacRecord
+JournalItem = Records | MasterKeyRecord | FenceRecord | ExplicitLacRecord | LocatedRecord
 
 
 def file_name(journal_id: int) -> str:
@@ -130,9 +135,11 @@ def new_nonce() -> bytes:
     return os.urandom(NONCE_BYTES)
 
 
-def file_header(nonce: bytes, *, sync_data: bool = True) -> bytes:
-    """The header of a journal with sealed groups. ``sync_data``: a group is synced before the next is written."""
-    header = _SEALED_HEADER.pack(MAGIC, VERSION, SEALS_MARK, 0 if sync_data else UNSYNCED_FLAG, nonce)
+def file_header(nonce: bytes, *, sync_data: bool = True, locates: bool = False) -> bytes:
+    """The header of a journal with sealed groups. ``sync_data``: a group is synced before the next is written.
+    ``locates``: there may be records of entries in entry logs that no index file has yet."""
+    version = LOCATING_VERSION if locates else VERSION
+    header = _SEALED_HEADER.pack(MAGIC, version, SEALS_MARK, 0 if sync_data else UNSYNCED_FLAG, nonce)
     return (header + U32.pack(crc32c.crc32c(header))).ljust(HEADER_BYTES, b"\0")
 
 
@@ -192,8 +199,10 @@ def explicit_lac_record(ledger_id: int, packet: bytes) -> bytes:
 
 
 def special_record(body: bytes) -> JournalItem | None:
-    """Decode a record with a negative entry id; None if the record is to be ignored."""
+    """Decode a record with a negative entry id; None if the record is to be ignored. Raises CorruptFileError."""
     ledger_id, kind = IDS.unpack_from(body)
+    if kind == LOCATED_RECORD:
+        return parse_located(body)
     rest = body[IDS.size :]
     if kind == FENCE_RECORD:
         return FenceRecord(ledger_id)

@@ -16,9 +16,10 @@ from bookie_server.storage.journal.journal import I32, SEALS_MARK
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _SHORT_HEADER_BYTES: Final = 8
-#: The first bytes of every header of ours; the first eight are the same in Apache's.
+#: The first bytes of every header of ours; the first eight are the same in Apache's, which has no version 7.
 _BEGINNING: Final = journal.file_header(b"")[:12]
-_KNOWN_VERSIONS: Final = range(2, 7)
+_BEGINNINGS: Final = (_BEGINNING, journal.file_header(b"", locates=True)[:12])
+_KNOWN_VERSIONS: Final = range(2, 8)
 #: What the operator should do about an incomplete file.
 REMEDY: Final = (
     "restore the file from a snapshot or a backup. If there is none, keep a copy of all directories, re-replicate "
@@ -44,7 +45,8 @@ def read_header(fd: int, path: str, size: int, position: int) -> JournalHeader |
     """
     header = read_at(fd, journal.HEADER_BYTES, 0)
     written = header.rstrip(b"\0")
-    is_begun = len(written) < len(_BEGINNING) and _BEGINNING.startswith(written) and only_zeros(fd, len(written), size)
+    is_begun = len(written) < len(_BEGINNING) and any(each.startswith(written) for each in _BEGINNINGS)
+    is_begun = is_begun and only_zeros(fd, len(written), size)
     if is_begun and len(written) < _SHORT_HEADER_BYTES:
         return None
     if header[:4] != journal.MAGIC or len(header) < _SHORT_HEADER_BYTES:

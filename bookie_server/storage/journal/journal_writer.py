@@ -54,6 +54,9 @@ class JournalWriter:
         self._remove_from_page_cache = remove_from_page_cache
         self._sync_data = sync_data
         self._nonce = b""
+        #: Whether new files may say where entries are in entry logs, and whether the current one may.
+        self._locates = False
+        self._file_locates = False
         self._memory = AlignedMemory() if direct else None
         self._file: AppendedFile | None = None
         self._fd = -1
@@ -75,7 +78,7 @@ class JournalWriter:
         file = BufferedFile(fd, 0) if self._memory is None else DirectFile(fd, self._memory)
         try:
             allocated = self._allocate(fd, 0, journal.HEADER_BYTES)
-            file.put([journal.file_header(nonce, sync_data=self._sync_data)])
+            file.put([journal.file_header(nonce, sync_data=self._sync_data, locates=self._locates)])
             file.finish()
             files.sync_file(fd)
             files.sync_directory(self.directory)
@@ -83,13 +86,15 @@ class JournalWriter:
             os.close(fd)
             with contextlib.suppress(OSError):  # an empty journal does no harm
                 files.remove(path)
+            if self._file is not None:
+                self._file.back_to(self._position)  # the new file has used its memory
             raise
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._file, self._journal_id = fd, file, journal_id
         self._position, self._allocated = journal.HEADER_BYTES, allocated
         self._dropped = 0
-        self._nonce = nonce
+        self._nonce, self._file_locates = nonce, self._locates
         self.synced = LogMark(journal_id, self._position)
         return self.synced
 
@@ -114,6 +119,14 @@ class JournalWriter:
         self.unsynced = True
         return LogMark(self._journal_id, end)
 
+    def begin_to_locate(self) -> None:
+        """Make sure that the next group may have records of entries in entry logs: they are not put into a file that
+        Apache's bookie would read. Raises OSError, SyncFailedError."""
+        self._locates = True
+        if self._fd >= 0 and not self._file_locates:
+            self._complete()
+            self.open()
+
     def reserve(self) -> None:
         """Make sure that the disk has room for another step. Raises OSError, SyncFailedError."""
         self._have_file()
@@ -130,9 +143,10 @@ class JournalWriter:
             os.posix_fadvise(self._fd, self._dropped, self._position - self._dropped, os.POSIX_FADV_DONTNEED)
             self._dropped = self._position
 
-    def close(self, *, intact: bool = True) -> None:
+    def close(self, *, intact: bool = True, indexed: bool = False) -> None:
         """Close the current file. ``intact``: no write or sync has failed for good, so written data is synced and
-        unused allocated space is released. Raises OSError."""
+        unused allocated space is released. ``indexed``: the marks are at the end of the file, so whatever it says about
+        entry logs is in the index, and Apache's bookie may go on from here. Raises OSError."""
         if self._fd < 0:
             return
         try:
@@ -141,6 +155,17 @@ class JournalWriter:
         finally:
             os.close(self._fd)
             self._fd, self._file = -1, None
+        if intact and indexed and self._file_locates:
+            self._let_apaches_read()
+
+    def _let_apaches_read(self) -> None:
+        """Give the closed file the version that Apache's bookie knows. The header lies in one sector."""
+        fd = files.open_file(os.path.join(self.directory, journal.file_name(self._journal_id)))
+        try:
+            files.write_at(fd, [journal.file_header(self._nonce, sync_data=self._sync_data)], 0)
+            files.sync_data(fd)
+        finally:
+            os.close(fd)
 
     def _have_file(self) -> AppendedFile:
         """The file to append to, a new one after the size limit. The old file is completed first."""

@@ -10,21 +10,18 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from bookie_server.config.config import BookieConfig
 from bookie_server.storage import files
 from bookie_server.storage.appended_file import choose_direct
+from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.journal import journal
-from bookie_server.storage.journal.group_commit import (
-    DoneCallback,
-    FinishedCallback,
-    GroupCommit,
-    JournalGroup,
-)
+from bookie_server.storage.journal.group_commit import FinishedCallback, GroupCommit
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd
+from bookie_server.storage.journal.journal_group import DoneCallback, JournalGroup
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
 
@@ -40,6 +37,8 @@ class Journals:
 
     Called in the event loop, with the number of the journal or the error:
 
+    ``new_arrival_log()`` makes the log of a journal's large entries.
+
     ``on_failure(error)``: once; nothing more is accepted and the process should end.
     ``on_write_error(error)``: each time groups have failed and later ones may succeed.
     ``on_group(number, stats)``: for each written group.
@@ -53,6 +52,7 @@ class Journals:
         directories: Sequence[str],
         ends: Sequence[JournalEnd],
         *,
+        new_arrival_log: Callable[[], ArrivalLog],
         on_failure: Callable[[Exception], None],
         on_write_error: Callable[[OSError], None],
         on_group: Callable[[int, JournalGroupStats], None] | None = None,
@@ -62,6 +62,7 @@ class Journals:
         self._on_failure = on_failure
         self._failed = False
         self._commits: list[GroupCommit] = []
+        self._arrival_logs: list[ArrivalLog] = []
         # Without syncs, groups are answered from the page cache.
         direct = choose_direct(directories, config.journal_direct_io and config.journal_sync_data, "journals")
         for number, (directory, end) in enumerate(zip(directories, ends, strict=True)):
@@ -74,8 +75,10 @@ class Journals:
                 sync_data=config.journal_sync_data,
                 direct=directory in direct,
             )
+            self._arrival_logs.append(new_arrival_log())
             commit = GroupCommit(
                 writer,
+                self._arrival_logs[-1],
                 config,
                 end.mark,
                 name=f"journal-{number}",
@@ -101,10 +104,16 @@ class Journals:
         for commit in self._commits:
             commit.join()
 
-    def close(self) -> None:
-        """Close the files after :meth:`stop`. Unused allocated space is released."""
+    def end_arrival_logs(self) -> None:
+        """Complete the logs of large entries after :meth:`stop`. Raises SyncFailedError. Blocks."""
         for commit in self._commits:
-            commit.close()
+            commit.end_arrival_log()
+
+    def close(self, *, indexed: bool = False) -> None:
+        """Close the files after :meth:`stop`. Unused allocated space is released. ``indexed``: the marks are where the
+        journals end."""
+        for commit in self._commits:
+            commit.close(indexed=indexed)
 
     # --- groups ------------------------------------------------------------------------------------
 
@@ -157,6 +166,15 @@ class Journals:
             self._on_failure(error)
 
     # --- checkpoints -------------------------------------------------------------------------------
+
+    def unindexed_logs(self) -> set[int]:
+        """Entry logs with large entries that the marks have not passed."""
+        return {entry_log_id for log in self._arrival_logs for entry_log_id in tuple(log.unfinished)}
+
+    def release_logs(self, entry_log_ids: Collection[int]) -> None:
+        """Note that the marks have passed all entries of these closed logs. Any thread."""
+        for log in self._arrival_logs:
+            log.release(entry_log_ids)
 
     def durable_marks(self) -> list[LogMark]:
         """For each journal, the position after the last group that is synced and whose ``finished`` callback has run.

@@ -20,6 +20,9 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+import numpy as np
+
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage import files
@@ -34,6 +37,7 @@ from bookie_server.storage.journal.journal import (
 )
 from bookie_server.storage.journal.journal_header import REMEDY, holds_records, is_ours
 from bookie_server.storage.journal.journal_reader import JournalReader
+from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
 from bookie_server.storage.records import MAX_ENTRY_ID, LedgerPart, Records
@@ -51,6 +55,9 @@ class ReplayTarget(Protocol):
 
     def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
         """Store records that come from a journal. Blocking."""
+
+    def replay_located(self, entries: LocatedRecord, parts: list[tuple[LedgerDescriptor, Int64s]]) -> None:
+        """Note where entries are that are in entry logs; each part is the positions of one ledger's. Blocking."""
 
 
 def replay_journals(directories: Sequence[str], marks: Sequence[LogMark], storage: ReplayTarget) -> list[JournalEnd]:
@@ -127,6 +134,9 @@ class _Replay:
         if isinstance(item, Records):
             self._data(item)
             return
+        if isinstance(item, LocatedRecord):
+            self._located(item)
+            return
         descriptor = self._descriptor(item.ledger_id)
         _check_room(item, descriptor, path)
         if descriptor is None and item.ledger_id not in self._broken:
@@ -170,6 +180,19 @@ class _Replay:
             parts = [(keep[part.ledger_id], part) for part in records.by_ledger()]
         self._storage.replay(records, parts)
         self.entries += len(records)
+
+    def _located(self, entries: LocatedRecord) -> None:
+        parts: list[tuple[LedgerDescriptor, Int64s]] = []
+        for ledger_id in np.unique(entries.ledger_ids).tolist():
+            descriptor = self._descriptor(ledger_id)
+            if descriptor is None and ledger_id in self._broken:
+                descriptor = LedgerDescriptor(ledger_id, b"")
+            if descriptor is None:
+                self._unknown.add(ledger_id)
+            else:
+                parts.append((descriptor, np.flatnonzero(entries.ledger_ids == ledger_id)))
+        self._storage.replay_located(entries, parts)
+        self.entries += len(entries.entry_ids)
 
     def _descriptor(self, ledger_id: int) -> LedgerDescriptor | None:
         try:
