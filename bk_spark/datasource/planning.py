@@ -17,6 +17,7 @@ from bk_spark.datasource.entries.schemas import (
     check_arrow_read,
     check_raw_read,
     check_same_schema,
+    columns_of,
     schema_of_json,
     stored_schema,
     with_metadata,
@@ -24,7 +25,11 @@ from bk_spark.datasource.entries.schemas import (
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.log.entries import arrow_format
+from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
+from bk_spark.log.entries.schema_checks import METADATA_NAMES, has_names
+from bk_spark.log.entries.schema_text import parse_schema
+from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
 from bk_spark.log.positions.bounds import check_names
@@ -69,6 +74,24 @@ def check_log_schema(schema: StructType, log: Log) -> None:
         check_raw_read(schema)
     else:
         check_arrow_read(schema, schema_of_json(log.settings.schema_json), f"log {log.name}")
+
+
+def column_lookup(options: SourceOptions, schema: StructType, logs: Iterable[Log]) -> ColumnLookup:
+    """Return how tasks find the columns of ``schema`` in entries of ``logs``.
+
+    Columns of the connector that includeMetadata has added are its own, even if a log has grown one of that name since.
+    """
+    wanted, names, own = columns_of(schema), EXACT, {}
+    for log in logs:
+        if log.settings.entry_format is EntryFormat.RAW:
+            continue
+        stored = parse_schema(log.settings.schema_json)
+        if not has_names(stored, wanted):
+            names = ANY_CASE
+        shared = METADATA_NAMES.intersection(stored.names)
+        if shared and not options.include_metadata:
+            own[log.name] = shared
+    return ColumnLookup(names, own)
 
 
 def own_columns(log: Log) -> list[str]:
@@ -184,12 +207,14 @@ def past_snapshots(
     }
 
 
-def splits_of(options: SourceOptions, entry_format: EntryFormat, pieces: Iterable[Pieces]) -> list[Split]:
+def splits_of(
+    options: SourceOptions, entry_format: EntryFormat, pieces: Iterable[Pieces], lookup: ColumnLookup | None = None
+) -> list[Split]:
     """Cut ``pieces`` into tasks according to the options."""
     cut = cut_splits(
         Pieces.concat(pieces), options.split_bytes, options.min_partitions, options.max_records_per_partition
     )
-    return [Split(entry_format, part) for part in cut]
+    return [Split(entry_format, part, lookup or ColumnLookup()) for part in cut]
 
 
 # --- ledgers ---
@@ -218,7 +243,7 @@ def check_ledger_schema(options: SourceOptions, schema: StructType, reader: Bloc
         _refuse_metadata_option(options)
         check_raw_read(schema)
     elif reader.last_add_confirmed >= 0:
-        check_arrow_read(schema, _first_schema(reader), f"ledger {reader.ledger_id}")
+        check_arrow_read(schema, _first_schema(reader), f"ledger {reader.ledger_id}", EXACT)
 
 
 def ledger_pieces(reader: BlockingReader, start: int, end: int) -> Pieces:

@@ -9,6 +9,9 @@ from pyspark.sql.types import (
     BinaryType,
     CharType,
     DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -29,10 +32,13 @@ from bk_spark.datasource.entries.schemas import (
     check_raw_read,
     check_raw_write,
     check_same_columns,
+    columns_of,
     schema_of_json,
     stored_schema,
     with_metadata,
 )
+from bk_spark.log.entries import schema_checks
+from bk_spark.log.formats.schema_merge import EXACT
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 LONG, TEXT = LongType(), StringType()
@@ -154,15 +160,33 @@ class TestArrowRead:
     def test_takes_any_of_its_columns(self, schema: StructType) -> None:
         check_arrow_read(schema, STORED, "log x")
 
+    def test_types_may_be_narrower_or_wider_and_fields_fewer_in_any_order(self) -> None:
+        place = StructType([StructField("lat", FloatType()), StructField("lon", FloatType())])
+        stored = _schema(("id", LONG), ("place", place), ("price", DecimalType(10, 2)))
+        wanted = StructType([StructField("lon", DoubleType()), StructField("lat", FloatType())])
+        check_arrow_read(_schema(("ID", IntegerType()), ("place", wanted)), stored, "log x")
+        check_arrow_read(
+            _schema(("price", DecimalType(12, 4)), ("place", StructType([wanted["lat"]]))), stored, "log x"
+        )
+        check_arrow_read(_schema(("price", DecimalType(8, 3))), stored, "log x")
+        with pytest.raises(InvalidArgumentError, match="column place of log x has no field alt; it has lat, lon: mend"):
+            check_arrow_read(_schema(("place", StructType([StructField("alt", LONG)]))), stored, "log x")
+        with pytest.raises(InvalidArgumentError, match="column place.lat of log x is float and cannot"):
+            check_arrow_read(_schema(("place", StructType([StructField("lat", LONG)]))), stored, "log x")
+        with pytest.raises(InvalidArgumentError, match="no column ID"):
+            schema_checks.check_arrow_read(columns_of(_schema(("ID", LONG))), columns_of(stored), "log x", EXACT)
+
     def test_a_column_of_the_logs_own_goes_before_metadata(self) -> None:
         check_arrow_read(_schema(("offset", TEXT)), _schema(("offset", TEXT)), "log x")
 
     @pytest.mark.parametrize(
         ("schema", "text"),
         [
-            (_schema(("ID", LONG)), "log x has no column ID; it has id, text, tags"),
+            (_schema(("no", LONG)), "log x has no column no; it has id, text, tags"),
             (_schema(("id", TEXT)), "column id of log x is bigint and cannot be read as string"),
-            (_schema(("tags", ArrayType(LONG))), "is array<string> and cannot be read as array<bigint>"),
+            (_schema(("tags", ArrayType(LONG))), "column tags.element of log x is string and cannot be read as bigint"),
+            (_schema(("tags", TEXT)), "column tags of log x is array<string> and cannot be read as string"),
+            (_schema(("id", DoubleType())), "column id of log x is bigint and cannot be read as double"),
             (_schema(("timestamp", TEXT)), "column timestamp of log x is timestamp and cannot be read as string"),
         ],
     )
@@ -185,8 +209,15 @@ class TestAppendingColumns:
                 [("id", LONG), ("text", TEXT)],
                 "column tags of log x is missing from the data: add it, for example as a null",
             ),
-            ([("id", LONG), ("txt", TEXT)], "log x has no column txt; it has id, text, tags: drop or rename it"),
-            ([("id", IntegerType())], "column id is int here and bigint in log x: cast it"),
+            (
+                [("id", LONG), ("txt", TEXT)],
+                "log x has no column txt; it has id, text, tags: drop or rename it, or set the option mergeSchema",
+            ),
+            (
+                [("id", IntegerType())],
+                "column id is int here and bigint in log x: cast it, or set the option mergeSchema to true",
+            ),
+            ([("id", TEXT)], "column id is string here and bigint in log x: cast it"),
             ([("id", LONG), ("id", LONG)], "2 columns named id"),
         ],
     )

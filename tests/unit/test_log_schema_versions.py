@@ -157,11 +157,14 @@ def test_names_by_case() -> None:
 def test_two_columns_of_one_name_are_refused() -> None:
     for names, written, text in (
         (ANY, columns(a="integer", A="integer"), "a and A: rename .*caseSensitive"),
-        (EXACT, [*columns(a="integer"), *columns(a="integer")], "name, a: rename"),
+        (EXACT, [*columns(a="integer"), *columns(a="integer")], "two columns named a: rename"),
+        (ANY, columns(x=array(struct(b="integer", B="integer"))), r"x\.element\.b and x\.element\.B"),
         (ANY, columns(s=struct(b="integer", B="integer")), r"s\.b and s\.B"),
     ):
         with pytest.raises(InvalidArgumentError, match=text):
-            merged([], written, names)
+            merged(columns(s=struct(b="integer"), x=array(struct(b="integer"))), written, names)
+    with pytest.raises(InvalidArgumentError, match="a and A"):
+        SchemaHistory(schema(a="integer")).version_of(schema(a="integer", A="integer"), ANY)
     assert len(merged([], columns(a="integer", A="integer"), EXACT)) == 2
 
 
@@ -173,6 +176,18 @@ def test_the_first_missing_column_or_field_is_named() -> None:
         "s.y.element.z",
         "date",
     )
+
+
+def test_a_log_whose_names_differ_only_by_case_is_compared_exactly() -> None:
+    """Otherwise one column of the data would be written to both."""
+    history = SchemaHistory(schema(id="integer", ID="string"))
+    assert history.version_of(schema(ID="string", id="integer"), ANY) == 0
+    assert history.version_of(schema(id="integer"), ANY) is None
+    for written in (schema(id="integer"), schema(Id="integer", ID="string")):
+        with pytest.raises(InvalidArgumentError, match="column (ID|id) of log x is missing"):
+            history.grown(written, 1, ANY, "x")
+    assert ANY.for_fields(columns(s=array(mapping("string", struct(a="date", A="date"))))) == EXACT
+    assert ANY.for_fields(columns(a="date", s=struct(A="date"))) == ANY
 
 
 # --- versions ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final
 
 from bk_spark.bkctl.common import (
@@ -21,7 +21,9 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.datasource.stream.offsets import Position
 from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.schema_history import changed_columns
 from bk_spark.log.formats.segment import Segment
+from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.formats.znodes import Policy, decode_application, decode_owner
 from bk_spark.log.log import Log
 from bk_spark.log.snapshot import LogSnapshot
@@ -143,9 +145,18 @@ class _Shown:
         if facts["owner"] is not None:
             lines["owner"] = ", ".join(f"{name} {value}" for name, value in facts["owner"].items())
         print_facts(lines)
+        versions = facts["schema_versions"]
+        if len(versions) > 1:
+            print()
+            table = [
+                [one["version"], one["committed"] or "with the log", ", ".join(one["changes"])] for one in versions
+            ]
+            print_table(["schema", "committed", "columns"], table)
         if self.segments:
             print()
-            print_table([*self.segments[0]], [[*record.values()] for record in self.segments])
+            # All segments of most logs have version 0 of the schema.
+            names = [name for name in self.segments[0] if name != "schema_version" or len(versions) > 1]
+            print_table(names, [[record[name] for name in names] for record in self.segments])
         named = [record for record in self.applications if not record["anonymous"]]
         if self.applications:
             print()
@@ -169,6 +180,7 @@ def _facts(log: Log, snapshot: LogSnapshot, zk: ZooKeeper) -> Record:
         "log_id": log.log_id,
         "entry_format": settings.entry_format.value,
         "schema": settings.schema_json,
+        "schema_versions": _schema_versions(settings),
         "quorum": {
             "ensemble_size": settings.quorum.ensemble_size,
             "write_quorum_size": settings.quorum.write_quorum_size,
@@ -224,7 +236,21 @@ def _segment_record(segment: Segment) -> Record:
         "rows": segment.rows,
         "bytes": segment.size_bytes,
         "committed": iso_time(segment.commit_time_ms),
+        "schema_version": segment.schema_version,
     }
+
+
+def _schema_versions(settings: LogSettings) -> list[Record]:
+    """The versions of the schema, and what each changed."""
+    versions = settings.schema_versions()
+    return [
+        {
+            "version": one.number,
+            "committed": None if one.time_ms is None else iso_time(one.time_ms),
+            "changes": changed_columns(before.schema_json, one.schema_json),
+        }
+        for before, one in pairwise([*versions[:1], *versions])
+    ]
 
 
 def _applications(zk: ZooKeeper, paths: LogPaths) -> list[Record]:

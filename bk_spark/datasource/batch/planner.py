@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.entries.split_rows import Split
@@ -9,6 +11,7 @@ from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.positions import batch_ranges
 from bk_spark.datasource.planning import (
     check_ledger_schema,
+    column_lookup,
     ledger_pieces,
     log_snapshots,
     open_ledger,
@@ -20,6 +23,7 @@ from bk_spark.datasource.planning import (
 from bk_spark.datasource.pushdown import Conditions
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.log import Log
 from bk_spark.log.positions.bounds import Bounds
 from bk_spark.log.tables.ranges import log_bounds, log_pieces
 
@@ -30,15 +34,15 @@ def batch_splits(options: SourceOptions, schema: StructType, conditions: Conditi
     Raises LogRangeGoneError and InvalidArgumentError for missing or incompatible ranges, schemas and logs, and any
     error from opening logs and ledgers.
     """
-    if options.ledgers is None:
-        entry_format, pieces = _of_logs(options, schema, conditions)
-    else:
-        entry_format, pieces = _of_ledgers(options, options.ledgers, schema, conditions)
-    return splits_of(options, entry_format, pieces)
-
-
-def _of_logs(options: SourceOptions, schema: StructType, conditions: Conditions) -> tuple[EntryFormat, list[Pieces]]:
+    if options.ledgers is not None:
+        return splits_of(options, *_of_ledgers(options, options.ledgers, schema, conditions))
     logs = open_logs(options, schema)
+    pieces = _of_logs(options, logs, conditions)
+    entry_format = next(iter(logs.values())).settings.entry_format
+    return splits_of(options, entry_format, pieces, column_lookup(options, schema, logs.values()))
+
+
+def _of_logs(options: SourceOptions, logs: Mapping[str, Log], conditions: Conditions) -> list[Pieces]:
     conditions = conditions.without(*(own_columns(log) for log in logs.values()))
     snapshots = log_snapshots(logs)
     if options.as_of is not None:
@@ -48,7 +52,7 @@ def _of_logs(options: SourceOptions, schema: StructType, conditions: Conditions)
     for name, asked in batch_ranges(options, bounds).items():
         start, end = conditions.within(*asked, bounds[name])
         pieces.append(conditions.among(log_pieces(logs[name], snapshots[name], start, end)))
-    return next(iter(logs.values())).settings.entry_format, pieces
+    return pieces
 
 
 def _of_ledgers(

@@ -11,13 +11,20 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from bk_spark.datasource.name_case import names_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.stream.identity import micro_batch
 from bk_spark.datasource.writing.idle_ledgers import idle_ledgers
 from bk_spark.datasource.writing.made_tables import refuse_made_table
 from bk_spark.datasource.writing.target_log import find_or_make_log
-from bk_spark.datasource.writing.write_task import TaskMessage, commit_batch, task_messages, write_task
+from bk_spark.datasource.writing.write_task import (
+    TaskMessage,
+    commit_batch,
+    rows_to_merge,
+    task_messages,
+    write_task,
+)
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 
 #: Used in place of a streaming query's id by batch writes outside foreachBatch.
@@ -35,6 +42,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         self._options = options
+        self._schema = schema
         self._overwrite = overwrite
         self._anonymous = options.txn_app_id is None
         self._app = options.txn_app_id or str(uuid.uuid4())
@@ -54,7 +62,8 @@ class BatchWriter(DataSourceArrowWriter):
         if batch is not None and not self._anonymous and _is_uuid(batch.run):
             # In foreachBatch the next micro-batch continues in the same ledgers, as in the sink.
             run, cache = batch.run, idle_ledgers()
-        ranges = write_task(iterator, self._target, self._options, self._app, run, partition, cache)
+        names = names_of(context)
+        ranges, version = write_task(iterator, self._target, self._options, self._app, run, partition, cache, names)
         return TaskMessage(
             CommitMessage(
                 self._target.place.log_id,
@@ -65,6 +74,8 @@ class BatchWriter(DataSourceArrowWriter):
                 partition,
                 ranges,
                 None if batch is None else batch.batch_id,
+                version,
+                names.case_sensitive,
             )
         )
 
@@ -79,6 +90,7 @@ class BatchWriter(DataSourceArrowWriter):
                 anonymous=self._anonymous,
                 fence_tail=self._options.fence_tail,
                 skip_committed=self._options.skip_committed_batches,
+                merge_schema=rows_to_merge(self._options, self._schema),
             ),
             self._options,
         )

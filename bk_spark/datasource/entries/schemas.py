@@ -13,6 +13,7 @@ from bk_spark.datasource.pyspark_api import spark_arrow_schema
 from bk_spark.log.entries import columns, schema_checks
 from bk_spark.log.entries.columns import Schema, Struct
 from bk_spark.log.entries.schema_text import parse_schema, schema_text
+from bk_spark.log.formats.schema_merge import ANY_CASE, Names
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
 
@@ -94,9 +95,9 @@ def check_raw_read(schema: StructType) -> None:
     schema_checks.check_raw_read(columns_of(schema))
 
 
-def check_arrow_read(wanted: StructType, stored: StructType, owner: str) -> None:
+def check_arrow_read(wanted: StructType, stored: StructType, owner: str, names: Names = ANY_CASE) -> None:
     """See :func:`bk_spark.log.entries.schema_checks.check_arrow_read`."""
-    schema_checks.check_arrow_read(columns_of(wanted), columns_of(stored), owner)
+    schema_checks.check_arrow_read(columns_of(wanted), columns_of(stored), owner, names)
 
 
 def check_same_columns(written: StructType, stored: StructType, log: str) -> None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import client_of
 from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.kept_objects import keep_objects
+from bk_spark.datasource.name_case import names_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.log.entries.entry_rows import EntryRows, joined
+from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Pieces
+from bk_spark.log.formats.schema_merge import ANY_CASE
 from bk_spark.log.formats.settings import EntryFormat
-from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ class Split(InputPartition):
 
     entry_format: EntryFormat
     pieces: Pieces
+    lookup: ColumnLookup = field(default_factory=ColumnLookup)
 
 
 def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iterator[pa.RecordBatch]:
@@ -41,7 +46,12 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     """
     client = client_of(options.metadata_service_uri, options.client)
     password = options.password()
-    rows = EntryRows(arrow_schema(schema), split.entry_format)
+    if split.lookup.names == ANY_CASE and names_of(TaskContext.get()) != ANY_CASE:
+        raise InvalidArgumentError(
+            f"the columns {', '.join(schema.fieldNames())} differ from those of the log in the case of a name, and "
+            "spark.sql.caseSensitive is true: mend the schema given"
+        )
+    rows = EntryRows(arrow_schema(schema), split.entry_format, split.lookup)
     pieces = split.pieces
     while len(pieces):
         sums, reached = pieces.entry_sums, 0

@@ -135,6 +135,15 @@ class SourceOptions(PulsarOptions):
     entry_bytes: int = option(
         "entryBytes", "1m", size(1024, 2**26), Use.WRITE, Group.FORM, "`arrow` only: target size of an entry."
     )
+    merge_schema: bool = option(
+        "mergeSchema",
+        "false",
+        BOOLEAN,
+        Use.WRITE,
+        Group.FORM,
+        "`arrow` only: columns that the log lacks are added to it, and its types become wider if the data needs that "
+        "([schemas.md](schemas.md)). By default such data is refused.",
+    )
     split_bytes: int = option(
         "splitBytes", "32m", size(1024, 2**40), Use.READ, Group.TASKS, "Approximate bytes of entries per task."
     )

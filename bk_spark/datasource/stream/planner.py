@@ -204,7 +204,8 @@ class LogStreamPlanner(StreamPlanner):
     """Plans reads of logs, and of a ledger."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        super().__init__(options, Sources(options, schema), DataLoss(options.fail_on_data_loss))
+        self._logs = Sources(options, schema)
+        super().__init__(options, self._logs, DataLoss(options.fail_on_data_loss))
         self._progress = ProgressTeller(lambda: _session(options), options.log_root)
 
     def initial(self) -> StreamOffset:
@@ -227,7 +228,7 @@ class LogStreamPlanner(StreamPlanner):
 
     def _tasks(self, begun: StreamOffset, ended: StreamOffset, pieces: dict[str, Pieces]) -> list[InputPartition]:
         entry_format = next(iter(self._sources.now().values())).entry_format
-        return [*splits_of(self._options, entry_format, pieces.values())]
+        return [*splits_of(self._options, entry_format, pieces.values(), self._logs.lookup())]
 
     def _called(self, name: str) -> str:
         # No log has a name with a blank.

@@ -18,6 +18,7 @@ from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.planning import (
     check_alike,
     check_ledger_schema,
+    column_lookup,
     known_size,
     open_ledger,
     open_logs,
@@ -27,6 +28,7 @@ from bk_spark.datasource.stream.limits import Backlog
 from bk_spark.datasource.stream.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.datasource.stream.offsets import ledger_name
 from bk_spark.datasource.stream.plan import Extent
+from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
@@ -233,6 +235,7 @@ class Sources:
         self._options = options
         self._schema = schema
         self._logs: dict[str, Log] = {}
+        self._lookup: ColumnLookup | None = None
         self._followed: dict[str, Followed] = {}
         self._pattern = None if options.log_pattern is None else re.compile(options.log_pattern)
         if options.ledger_id is not None:
@@ -259,6 +262,14 @@ class Sources:
             look_at_logs(next(iter(self._logs.values())).zookeeper, watches, latest=latest)
         return self._followed
 
+    def lookup(self) -> ColumnLookup:
+        """Return how tasks find the columns of the query's schema, as the logs were when this run began to follow them.
+
+        Columns that a log gets later are none of the query's."""
+        if self._lookup is None:
+            self._lookup = column_lookup(self._options, self._schema, self._logs.values())
+        return self._lookup
+
     def may_have(self, name: str) -> bool:
         """Whether the query's options include this log or ledger, existing or not."""
         return name in self._followed or (self._pattern is not None and self._pattern.fullmatch(name) is not None)
@@ -267,6 +278,7 @@ class Sources:
         """Stop following a log that no longer exists."""
         del self._followed[name]
         del self._logs[name]
+        self._lookup = None
 
     def _take_in(self, names: list[str]) -> None:
         # A log that is left out was just deleted, or is being deleted.
@@ -276,5 +288,6 @@ class Sources:
             self._follow(log)
 
     def _follow(self, log: Log) -> None:
+        self._lookup = None
         self._logs[log.name] = log
         self._followed[log.name] = FollowedLog(log)

@@ -17,13 +17,20 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import LogPlace, log_at
+from bk_spark.datasource.name_case import names_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.pyspark_api import StreamArrowWriter
 from bk_spark.datasource.stream.identity import micro_batch
 from bk_spark.datasource.writing.idle_ledgers import idle_ledgers
 from bk_spark.datasource.writing.target_log import TargetLog, find_or_make_log
-from bk_spark.datasource.writing.write_task import TaskMessage, commit_batch, task_messages, write_task
+from bk_spark.datasource.writing.write_task import (
+    TaskMessage,
+    commit_batch,
+    rows_to_merge,
+    task_messages,
+    write_task,
+)
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 from bk_spark.protocol.errors import InvalidArgumentError
 
@@ -65,7 +72,10 @@ class StreamWriter(StreamArrowWriter):
             )
         app = self._options.txn_app_id or batch.query_id
         partition = context.partitionId()
-        ranges = write_task(iterator, self._target, self._options, app, batch.run, partition, idle_ledgers())
+        names = names_of(context)
+        ranges, version = write_task(
+            iterator, self._target, self._options, app, batch.run, partition, idle_ledgers(), names
+        )
         return TaskMessage(
             CommitMessage(
                 self._target.place.log_id,
@@ -76,6 +86,8 @@ class StreamWriter(StreamArrowWriter):
                 partition,
                 ranges,
                 batch.batch_id,
+                version,
+                names.case_sensitive,
             )
         )
 
@@ -89,6 +101,7 @@ class StreamWriter(StreamArrowWriter):
             fence_tail=options.fence_tail,
             skip_committed=options.skip_committed_batches,
             consecutive=True,
+            merge_schema=rows_to_merge(options, self._schema),
         )
         if request.batch_id != batchId:
             raise InvalidArgumentError(f"tasks wrote for batch {request.batch_id}, the commit is of batch {batchId}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
@@ -13,15 +15,20 @@ from bk_spark.datasource.entries.schemas import (
     arrow_schema,
     check_has_columns,
     check_raw_write,
-    check_same_columns,
-    schema_of_json,
+    spark_schema,
     stored_schema,
 )
 from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.log.entries.rows_plan import RowsPlan, plan_rows
+from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.schema_history import SchemaHistory
+from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT, Names
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.log import Log
 from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError
+
+_LOG: Final = logging.getLogger(__name__)
 
 #: A cache, because streaming writes ask again for each micro-batch.
 _FOUND: Final[OrderedDict[tuple[SourceOptions, str, bytes], TargetLog]] = OrderedDict()
@@ -34,6 +41,15 @@ class TargetLog:
 
     place: LogPlace
     settings: LogSettings
+    #: The columns of the rows to write, in Spark's JSON form.
+    written_json: str
+    merge_schema: bool = False
+
+    def plan(self, names: Names) -> RowsPlan | None:
+        """Return what the rows become in an arrow log. None: the log is raw. Raises InvalidArgumentError."""
+        if self.settings.schemas is None:
+            return None
+        return _plan(self.settings.schemas, self.written_json, names, self.place.name, self.merge_schema)
 
     def open(self, password: bytes) -> Log:
         """Return the log, from this process's cache."""
@@ -73,12 +89,17 @@ def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -
         client_of(uri, conf).check_enough_bookies(options.quorum)
         try:
             made = logs.create_log(name, settings)
-            return TargetLog(LogPlace(uri, root, name, made.log_id, conf), settings)
+            return TargetLog(
+                LogPlace(uri, root, name, made.log_id, conf), settings, schema.json(), options.merge_schema
+            )
         except LogExistsError:
             pass  # another writer was first: its settings apply, as for any existing log
     log = logs.open_log(name)
     _check_settings(log.settings, options, schema, password)
-    return TargetLog(LogPlace(uri, root, name, log.log_id, conf), log.settings)
+    place = LogPlace(uri, root, name, log.log_id, conf)
+    target = TargetLog(place, log.settings, schema.json(), options.merge_schema)
+    _check_columns(target)
+    return target
 
 
 def _new_settings(options: SourceOptions, schema: StructType, password: bytes) -> LogSettings:
@@ -112,11 +133,35 @@ def _check_settings(settings: LogSettings, options: SourceOptions, schema: Struc
     if settings.entry_format is EntryFormat.RAW:
         check_raw_write(schema)
         _refuse_arrow_options(options)
-    else:
-        check_same_columns(schema, schema_of_json(settings.schema_json), options.log)
+
+
+def _check_columns(target: TargetLog) -> None:
+    """Check the columns before tasks do, who alone know how Spark compares names."""
+    try:
+        plan = target.plan(ANY_CASE)
+    except InvalidArgumentError:
+        try:
+            plan = target.plan(EXACT)
+        except InvalidArgumentError:
+            plan = None
+        if plan is None:
+            raise
+    if plan is None:
+        return
+    arrow_schema(spark_schema(plan.schema))
+    missing = [name for name in parse_schema(target.settings.schema_json).names if plan.schema.find(name) is None]
+    if target.merge_schema and missing:
+        _LOG.warning(
+            "log %s: column %s is not in the data, and will be null in its rows", target.place.name, ", ".join(missing)
+        )
+
+
+@functools.lru_cache(64)
+def _plan(schemas: SchemaHistory, written_json: str, names: Names, log: str, merge: bool) -> RowsPlan:
+    return plan_rows(schemas, parse_schema(written_json), names, log, merge=merge)
 
 
 def _refuse_arrow_options(options: SourceOptions) -> None:
-    for name in ("compression", "entryBytes"):
-        if name.lower() in options.given:
+    for name in ("compression", "entryBytes", "mergeSchema"):
+        if name.lower() in options.given and (name != "mergeSchema" or options.merge_schema):
             raise InvalidArgumentError(f"option {name} is for entryFormat arrow; log {options.log} is raw")

@@ -14,8 +14,9 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
 
-from bk_spark.datasource.entries.schemas import arrow_schema, schema_of_json
+from bk_spark.datasource.entries.schemas import arrow_schema, spark_schema
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
@@ -23,8 +24,9 @@ from bk_spark.datasource.writing.target_log import TargetLog
 from bk_spark.log.background import look_after
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.tail.roll import RollLimits
+from bk_spark.log.entries.columns import Schema
 from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
-from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.log.log import Log
 from bk_spark.log.tables.append_ledgers import TaskLedgers
 from bk_spark.log.tables.append_rows import EntryForm, append_rows
@@ -49,10 +51,13 @@ def write_task(
     app: str,
     run: str,
     partition: int,
-    cache: IdleLedgers | None = None,
-) -> tuple[LedgerRange, ...]:
-    """Append a task's rows and return where they are. A task without rows uses no ledger. With ``cache``, ledgers stay
-    open for the next task of ``run``.
+    cache: IdleLedgers | None,
+    names: Names,
+) -> tuple[tuple[LedgerRange, ...], int]:
+    """Append a task's rows. Returns where they are, and the version of the log's schema that they have.
+
+    A task without rows uses no ledger. With ``cache``, ledgers stay open for the next task of ``run``. ``names`` tells
+    how Spark compares names.
 
     Raises InvalidArgumentError for a row that cannot be written, RunRetiredError, errors of the ledger client.
     """
@@ -65,15 +70,17 @@ def write_task(
         RollLimits(options.ledger_roll_bytes, options.ledger_roll_interval_ms),
         None if cache is None else cache.of(LedgerKey(target.place, app, run)),
     )
+    plan = target.plan(names)
     form = EntryForm(
-        None if settings.entry_format is EntryFormat.RAW else _arrow_schema_of(settings.schema_json),
+        None if plan is None else _arrow_schema_of(plan.schema),
         log.ledgers.client.config.max_payload_bytes(settings.digest_type),
         options.compression,
         options.entry_bytes,
+        EXACT if plan is None else plan.names,
     )
     ranges = append_rows(batches, ledgers, form, partition)
     keep_objects()
-    return ranges
+    return ranges, 0 if plan is None else plan.version
 
 
 def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> CommitResult:
@@ -95,6 +102,11 @@ def task_messages(messages: Sequence[WriterCommitMessage | None]) -> tuple[Commi
     return told
 
 
+def rows_to_merge(options: SourceOptions, schema: StructType) -> str | None:
+    """Return the columns that a commit merges into the log's schema. None without option mergeSchema."""
+    return schema.json() if options.merge_schema else None
+
+
 @functools.lru_cache(16)
-def _arrow_schema_of(schema_json: str | None) -> pa.Schema:
-    return arrow_schema(schema_of_json(schema_json))
+def _arrow_schema_of(schema: Schema) -> pa.Schema:
+    return arrow_schema(spark_schema(schema))

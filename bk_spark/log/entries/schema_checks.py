@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from bk_spark.log.entries.columns import Atomic, Column, Schema, Struct, same_type
+from bk_spark.log.entries.columns import ArrayOf, Atomic, Column, ColumnType, MapOf, Schema, Struct, same_type
+from bk_spark.log.entries.schema_text import schema_text
+from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT, CannotWidenError, Names, fields_of, type_text, wider
 from bk_spark.protocol.errors import InvalidArgumentError
 
 VALUE: Final = "value"
@@ -86,50 +88,124 @@ def check_raw_read(schema: Schema) -> None:
             )
 
 
-def check_arrow_read(wanted: Schema, stored: Schema, owner: str) -> None:
-    """Raise InvalidArgumentError unless each wanted column is a stored or metadata column of the same type.
+def check_arrow_read(wanted: Schema, stored: Schema, owner: str, names: Names = ANY_CASE) -> None:
+    """Raise InvalidArgumentError unless each wanted column is a stored or metadata column, of a type that holds the
+    other's values or whose values the other may hold.
 
-    ``owner`` is for error texts.
+    ``owner`` is for error texts. Names are compared exactly if those of ``stored`` differ only by case.
     """
     check_has_columns(wanted)
-    known = {one.name: one.type for one in (*METADATA_COLUMNS, *stored.fields)}
+    names = names.for_fields(fields_of(schema_text(stored)))
+    metadata = {one.name: one for one in METADATA_COLUMNS}
     for one in wanted.fields:
-        if one.name not in known:
+        known = stored.find(one.name) or metadata.get(one.name) or _named(stored, one.name, names)
+        if known is None:
             raise InvalidArgumentError(
                 f"{owner} has no column {one.name}; it has {', '.join(stored.names)}: mend the schema given"
             )
-        if not same_type(known[one.name], one.type):
-            raise InvalidArgumentError(
-                f"column {one.name} of {owner} is {known[one.name].simple} and cannot be read as "
-                f"{one.type.simple}: leave the schema out, and cast what is read"
-            )
+        _check_type_read(known.type, one.type, one.name, owner, names)
 
 
-def check_same_names(written: Schema, stored: Schema, log: str) -> None:
+def _check_type_read(stored: ColumnType, wanted: ColumnType, path: str, owner: str, names: Names) -> None:
+    match stored, wanted:
+        case Struct(), Struct():
+            for one in wanted.fields:
+                known = _named(stored, one.name, names)
+                if known is None:
+                    raise InvalidArgumentError(
+                        f"column {path} of {owner} has no field {one.name}; it has {', '.join(stored.names)}: mend the "
+                        "schema given"
+                    )
+                _check_type_read(known.type, one.type, f"{path}.{one.name}", owner, names)
+        case ArrayOf(), ArrayOf():
+            _check_type_read(stored.element, wanted.element, f"{path}.element", owner, names)
+        case MapOf(), MapOf():
+            _check_type_read(stored.key, wanted.key, f"{path}.key", owner, names)
+            _check_type_read(stored.value, wanted.value, f"{path}.value", owner, names)
+        case _:
+            if not same_type(stored, wanted) and not _may_hold(stored, wanted, names):
+                raise InvalidArgumentError(
+                    f"column {path} of {owner} is {stored.simple} and cannot be read as {wanted.simple}: leave the "
+                    "schema out, and cast what is read"
+                )
+
+
+def _may_hold(stored: ColumnType, wanted: ColumnType, names: Names) -> bool:
+    """Whether one type widens to the other, or both are decimals. Whether values fit, shows when they are read."""
+    if not isinstance(stored, Atomic) or not isinstance(wanted, Atomic) or wanted.name == "void":
+        return stored == Atomic("void")
+    try:
+        both = wider(stored.name, wanted.name, names, "")
+    except CannotWidenError:
+        return False
+    return both in (stored.name, wanted.name) or stored.name.startswith("decimal")
+
+
+def _named(schema: Schema, name: str, names: Names) -> Column | None:
+    """Return the column of this name. The same spelling goes before any other."""
+    return schema.find(name) or next((one for one in schema.fields if names.key(one.name) == names.key(name)), None)
+
+
+def has_names(schema: Schema, wanted: Schema) -> bool:
+    """Whether all wanted columns and fields have the very names that ``schema`` has, or those of the connector."""
+    return all(
+        (one.name in METADATA_NAMES and schema.find(one.name) is None)
+        or ((known := schema.find(one.name)) is not None and _has_names_within(known.type, one.type))
+        for one in wanted.fields
+    )
+
+
+def _has_names_within(stored: ColumnType, wanted: ColumnType) -> bool:
+    match stored, wanted:
+        case Struct(), Struct():
+            found = [(stored.find(one.name), one) for one in wanted.fields]
+            return all(known is not None and _has_names_within(known.type, one.type) for known, one in found)
+        case ArrayOf(), ArrayOf():
+            return _has_names_within(stored.element, wanted.element)
+        case MapOf(), MapOf():
+            return _has_names_within(stored.key, wanted.key) and _has_names_within(stored.value, wanted.value)
+        case _:
+            return True
+
+
+def check_same_names(written: Schema, stored: Schema, log: str, names: Names = EXACT) -> None:
     """Raise InvalidArgumentError, naming the first difference, unless the data has columns of the log's names."""
     for one in written.fields:
-        if stored.find(one.name) is None:
+        if _named(stored, one.name, names) is None:
             raise _no_such_column(one.name, stored, log)
     for column in stored.fields:
-        if written.find(column.name) is None:
+        if _named(written, column.name, names) is None:
             raise InvalidArgumentError(
                 f"column {column.name} of log {log} is missing from the data: add it, for example as a null of type "
                 f"{column.type.simple}"
             )
 
 
-def check_same_columns(written: Schema, stored: Schema, log: str) -> None:
+def check_same_columns(written: Schema, stored: Schema, log: str, names: Names = ANY_CASE) -> None:
     """Raise InvalidArgumentError, naming the first difference, unless the data has exactly the log's columns."""
     check_no_duplicates(written)
     for one in written.fields:
-        fixed = stored.find(one.name)
+        fixed = _named(stored, one.name, names)
         if fixed is None:
-            raise _no_such_column(one.name, stored, log)
+            raise _no_such_column(one.name, stored, log, ", or set the option mergeSchema to true, which adds it")
         if not same_type(fixed.type, one.type):
             raise InvalidArgumentError(
                 f"column {one.name} is {one.type.simple} here and {fixed.type.simple} in log {log}: cast it"
+                f"{_merge_remedy(fixed, one, names)}"
             )
-    check_same_names(written, stored, log)
+    check_same_names(written, stored, log, names)
+
+
+def _merge_remedy(stored: Column, written: Column, names: Names) -> str:
+    """Say what mergeSchema would do, if it can."""
+    own, other = (fields_of(schema_text(Struct((one,))))[0]["type"] for one in (stored, written))
+    try:
+        both = wider(own, other, names, stored.name)
+    except CannotWidenError:
+        return ""
+    if both is own:
+        return ", or set the option mergeSchema to true"
+    return f", or set the option mergeSchema to true, which makes it {type_text(both)} in the log"
 
 
 def check_same_schema(one: Schema, name: str, other: Schema, other_name: str, kind: str = "log") -> None:
@@ -152,5 +228,7 @@ def check_same_schema(one: Schema, name: str, other: Schema, other_name: str, ki
                 )
 
 
-def _no_such_column(name: str, stored: Schema, log: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"log {log} has no column {name}; it has {', '.join(stored.names)}: drop or rename it")
+def _no_such_column(name: str, stored: Schema, log: str, remedy: str = "") -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"log {log} has no column {name}; it has {', '.join(stored.names)}: drop or rename it{remedy}"
+    )

@@ -103,6 +103,7 @@ class SchemaHistory:
             column and the types.
         """
         stored, written = fields_of(self.current_json), fields_of(written_json)
+        names = names.for_fields(stored)
         try:
             fields = merged(stored, written, names)
         except CannotWidenError as error:
@@ -127,10 +128,24 @@ class SchemaHistory:
     def version_of(self, written_json: str, names: Names) -> int | None:
         """Return the latest version that has exactly the columns ``written_json``, in any order. None: no version."""
         written = fields_of(written_json)
+        names = names.for_fields(fields_of(self.current_json))
         for one in reversed(self.versions()):
             if same_fields(fields_of(one.schema_json), written, names):
                 return one.number
         return None
+
+
+def changed_columns(before_json: str, after_json: str) -> list[str]:
+    """Return what a version changes, for people: ``day date`` is new, ``id int -> bigint`` became wider."""
+    before = {one["name"]: type_text(one["type"]) for one in fields_of(before_json)}
+    found = []
+    for one in fields_of(after_json):
+        name, text = one["name"], type_text(one["type"])
+        if name not in before:
+            found.append(f"{name} {text}")
+        elif before[name] != text:
+            found.append(f"{name} {before[name]} -> {text}")
+    return found
 
 
 def refused(error: CannotWidenError, log: str) -> InvalidArgumentError:

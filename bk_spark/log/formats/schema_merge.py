@@ -65,6 +65,10 @@ class Names:
                 other = position
         return other
 
+    def for_fields(self, fields: Sequence[JsonField]) -> Names:
+        """Return how names are compared with those of ``fields``: exactly, if two of them differ only by case."""
+        return EXACT if not self.case_sensitive and _has_twins(fields) else self
+
 
 #: Names as entries have them: exactly those of the log's columns.
 EXACT: Final = Names(case_sensitive=True)
@@ -107,7 +111,6 @@ def merged(stored: Sequence[JsonField], written: Sequence[JsonField], names: Nam
     Everything new may be null. Raises CannotWidenError, and InvalidArgumentError for two columns of one name in
     ``written``.
     """
-    _check_once(written, names, "")
     try:
         return _merged_fields(stored, written, names, "")
     except RecursionError as error:
@@ -191,15 +194,20 @@ def _merged_fields(
     stored: Sequence[JsonField], written: Sequence[JsonField], names: Names, path: str
 ) -> list[JsonField]:
     fields = list(stored)
+    taken: dict[int, str] = {}
     for one in written:
-        position = names.find(stored, one["name"])
+        position = names.find(fields, one["name"])
         if position is None:
+            position = len(fields)
             fields.append(_nullable_field(one))
-            continue
-        own = stored[position]
-        found = wider(own["type"], one["type"], names, f"{path}{own['name']}")
-        if found is not own["type"]:
-            fields[position] = {**own, "type": found}
+        elif position in taken:
+            raise _twice(f"{path}{taken[position]}", f"{path}{one['name']}")
+        else:
+            own = fields[position]
+            found = wider(own["type"], one["type"], names, f"{path}{own['name']}")
+            if found is not own["type"]:
+                fields[position] = {**own, "type": found}
+        taken[position] = one["name"]
     return fields
 
 
@@ -272,20 +280,30 @@ def _nullable(json_type: JsonType) -> JsonType:
             return json_type
 
 
-def _check_once(fields: Sequence[JsonField], names: Names, path: str) -> None:
-    seen: dict[str, str] = {}
-    for one in fields:
-        key = names.key(one["name"])
-        if key in seen:
-            both = f"{path}{seen[key]} and {path}{one['name']}" if seen[key] != one["name"] else f"{path}{one['name']}"
-            raise InvalidArgumentError(
-                f"the data has two columns of one name, {both}: rename or drop one"
-                + ("" if seen[key] == one["name"] else ", or set spark.sql.caseSensitive to true")
-            )
-        seen[key] = one["name"]
-        nested = one["type"]
-        if isinstance(nested, dict) and nested.get("type") == "struct":
-            _check_once(nested["fields"], names, f"{path}{one['name']}.")
+def _twice(one: str, other: str) -> InvalidArgumentError:
+    if one == other:
+        return InvalidArgumentError(f"the data has two columns named {one}: rename or drop one")
+    return InvalidArgumentError(
+        f"the data has two columns of one name, {one} and {other}: rename or drop one, or set spark.sql.caseSensitive "
+        "to true"
+    )
+
+
+def _has_twins(fields: Sequence[JsonField]) -> bool:
+    names = {one["name"].lower() for one in fields}
+    return len(names) < len(fields) or any(_has_twins_within(one["type"]) for one in fields)
+
+
+def _has_twins_within(json_type: JsonType) -> bool:
+    match json_type:
+        case {"type": "struct", "fields": fields}:
+            return _has_twins(fields)
+        case {"type": "array", "elementType": element}:
+            return _has_twins_within(element)
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return _has_twins_within(key) or _has_twins_within(value)
+        case _:
+            return False
 
 
 def _kind(json_type: object) -> object:

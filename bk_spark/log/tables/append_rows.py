@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from bk_spark.log.entries import arrow_format, raw_format
 from bk_spark.log.formats.message import LedgerRange
+from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.log.tables.append_ledgers import OpenLedger, TaskLedgers
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LedgerClosedError, LedgerFencedError, MetadataError, PeerError
@@ -37,19 +38,22 @@ class EntryForm:
     Parameters
     ----------
     schema
-        The Arrow form of the log's schema. None: the log is raw.
+        The Arrow form of the columns that entries get. None: the log is raw.
     max_payload_bytes
         The most bytes of an entry.
     compression
         Of arrow entries: lz4, zstd or None.
     entry_bytes
         The target size of an arrow entry, before compression.
+    names
+        How the names of the rows' columns are compared with those of ``schema``.
     """
 
     schema: pa.Schema | None
     max_payload_bytes: int
     compression: str | None
     entry_bytes: int
+    names: Names = EXACT
 
 
 def append_rows(
@@ -72,6 +76,7 @@ def append_rows(
                 entry_bytes=min(form.entry_bytes, form.max_payload_bytes),
                 max_entry_bytes=form.max_payload_bytes,
                 partition=partition,
+                names=form.names,
             )
             for entry, rows in entries:
                 writer.append(Payloads.of([memoryview(entry)]), rows)

@@ -8,6 +8,72 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "A version of the schema is written over the settings that were read.",
+        "bk_spark/log/core/schema_growth.py",
+        "write = SetOp(paths.settings, data, znode.version)",
+        "write = SetOp(paths.settings, data, -1)",
+        ("tests/unit/test_log_schema_growth.py::test_the_settings_version_alone_refuses_the_late_one",),
+    ),
+    Mutation(
+        "A version of the schema is published with its rows.",
+        "bk_spark/log/core/commit.py",
+        "            *schema.operations,\n",
+        "",
+        ("tests/unit/test_log_schema_growth.py::test_a_version_is_published_with_the_rows_that_need_it",),
+    ),
+    Mutation(
+        "Rows have a version that the log's schema has.",
+        "bk_spark/log/core/schema_growth.py",
+        "if version > settings.schema_version:",
+        "if version > settings.schema_version + 1:",
+        ("tests/unit/test_log_schema_growth.py::test_a_version_that_the_log_does_not_have_is_refused",),
+    ),
+    Mutation(
+        "No column of version 0 is dropped.",
+        "bk_spark/log/formats/schema_history.py",
+        "        if missing is not None:\n            raise dropped(*missing, log)\n",
+        "",
+        ("tests/unit/test_log_schema_versions.py::test_what_would_lose_data_is_refused",),
+    ),
+    Mutation(
+        "A version changes a column, and does not rename it.",
+        "bk_spark/log/formats/schema_history.py",
+        'elif position < len(fields) and fields[position]["name"] == column["name"]:',
+        "elif position < len(fields):",
+        ("tests/unit/test_log_schema_versions.py::test_damaged_versions_are_refused",),
+    ),
+    Mutation(
+        "Two columns of the data are not written to one of the log.",
+        "bk_spark/log/formats/schema_merge.py",
+        "elif position in taken:",
+        "elif position in ():",
+        ("tests/unit/test_log_schema_versions.py::test_two_columns_of_one_name_are_refused",),
+    ),
+    Mutation(
+        "Decimals have at most 38 digits.",
+        "bk_spark/log/formats/schema_merge.py",
+        "if before + after > _MAX_DECIMAL_DIGITS:",
+        "if before + after > _MAX_DECIMAL_DIGITS + 1:",
+        ("tests/unit/test_log_schema_versions.py::test_decimals_stop_at_38_digits",),
+    ),
+    Mutation(
+        "A number that is rounded does not fit.",
+        "bk_spark/log/entries/fit.py",
+        "        _check_same(array, found)\n",
+        "        pass\n",
+        ("tests/unit/test_entry_fit.py::test_values_narrow_if_each_fits",),
+    ),
+    Mutation(
+        "Rows are counted though no column is wanted.",
+        "bk_spark/log/entries/projection.py",
+        "if not found and own:",
+        "if not found and not own:",
+        (
+            "tests/unit/test_entry_fit.py::test_only_wanted_columns_are_decoded",
+            "tests/unit/test_entry_fit.py::test_rows_are_counted_though_no_column_is_wanted",
+        ),
+    ),
+    Mutation(
         "Pages are prepared only while the head is as it was read.",
         "bk_spark/log/core/append.py",
         "CheckOp(paths.head, head_version))",
