@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import json
 import threading
 import time
 import uuid
@@ -238,6 +239,22 @@ def test_messages_of_transactions_come_when_they_are_committed(pulsar: Pulsar, t
     assert _values(pulsar.read(topic, startingOffsets=start)) == values[2:]
     _run_stream(pulsar, [topic], tmp_path, streamed, maxEntriesPerTrigger="4")
     assert streamed == values
+
+
+def test_values_by_both_versions_of_a_schema(pulsar: Pulsar) -> None:
+    topic = pulsar.topic(_name("points"))
+    pulsar.broker.call("produce_points", topic=topic, count=12)
+    java = [row["decoded"] for row in pulsar.broker.read(topic, typed=True)]
+    assert len(java) == 24
+    _wait_for(lambda: pulsar.read(topic).count(), 24)
+    rows = pulsar.read(topic, pulsarValues="schema").orderBy("__ledgerId", "__entryId", "__batchIndex").collect()
+    assert [row["__schemaVersion"] for row in rows] == [0] * 12 + [1] * 12
+    found = [row["value"].asDict() for row in rows]
+    assert all(one["weight"] is None for one in found[:12])
+    for one, text in zip(found, java, strict=True):
+        # Java's text of the record: JSON with the fields of the version that it was written with.
+        known = json.loads(text)
+        assert {name: one[name] for name in known} == known
 
 
 def test_a_stream_follows_while_java_writes_ledgers_roll_and_the_broker_restarts(
