@@ -17,6 +17,7 @@ from hypothesis.strategies import SearchStrategy
 
 from bk_spark.bkctl.logs.checkpoint import offsets_in
 from bk_spark.datasource.entries.schemas import schema_of_json
+from bk_spark.datasource.pulsar.offsets import TopicPosition, parse_topics, topics_to_json
 from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name, parse_offset
 from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats import znodes
@@ -36,7 +37,9 @@ from bk_spark.log.formats.znodes import (
 )
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError, MetadataFormatError
+from bk_spark.protocol.pulsar.transactions import Position as EntryPosition
 from bk_spark.protocol.quorum import Quorum
+from bk_spark.pulsar.entry_numbers import NOTHING_YET
 from tests.fuzz.damage import COUNT, EDGES, deep, hostile
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.guard import Refused, outcome
@@ -308,6 +311,32 @@ def test_offsets_of_a_checkpoint(offset: StreamOffset) -> None:
 @fuzz(40, offset=_OFFSETS)
 def test_offsets_are_read_as_they_were_written(offset: StreamOffset) -> None:
     assert parse_offset(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+@st.composite
+def _topic_positions(draw: st.DrawFn) -> TopicPosition:
+    pairs = sorted(draw(st.lists(st.tuples(_COUNTS, _COUNTS), min_size=2, max_size=2)))
+    start = draw(st.none() | st.just(EntryPosition(*pairs[0])) | st.just(NOTHING_YET))
+    return TopicPosition(EntryPosition(*pairs[1]), start, draw(_COUNTS))
+
+
+_TOPIC_OFFSETS: Final = st.dictionaries(_TEXT, _topic_positions(), max_size=3)
+
+
+def _check_topics(found: Any) -> None:
+    positions = outcome(lambda: parse_topics(found), MetadataFormatError, names="checkpoint")
+    if not isinstance(positions, Refused):
+        text = json.dumps(topics_to_json(positions), sort_keys=True)
+        assert text == json.dumps(found, sort_keys=True).replace(', "lost": 0', "").replace('"from": null, ', "")
+        assert all(one.start is None or one.start <= one.next for one in positions.values())
+
+
+@fuzz(12, positions=_TOPIC_OFFSETS, other=_JSON)
+def test_offsets_of_topics_in_a_checkpoint(positions: dict[str, TopicPosition], other: Any) -> None:
+    valid = topics_to_json(positions)
+    assert parse_topics(json.loads(json.dumps(valid))) == positions
+    for found in (other, *_with_one_change(valid)):
+        _check_topics(found)
 
 
 @fuzz(50, data=hostile(_OFFSETS.map(lambda offset: f"v1\n{{}}\n{json.dumps(offset.to_json())}".encode()) | deep()))

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutation.mutation import Mutation
 
 _POSITIONS: Final = "tests/unit/test_pulsar_positions.py"
+_TOPICS: Final = "tests/integration/test_pulsar_topics.py"
 
 MUTATIONS: Final = (
     Mutation(
@@ -43,5 +44,26 @@ MUTATIONS: Final = (
         "one.closed_at_ms < time_ms - _CLOCKS_MS",
         "one.closed_at_ms < time_ms",
         (f"{_POSITIONS}::test_times_leave_out_ledgers_that_were_closed_before_and_filter_the_others",),
+    ),
+    Mutation(
+        "The beginning of a chunked message is looked for before the entries that are read.",
+        "bk_spark/pulsar/messages.py",
+        "                self._decoder.recall(ledger_id, first, payloads)\n",
+        "                pass\n",
+        (f"{_TOPICS}::test_a_chunked_message_is_found_by_its_last_chunk_wherever_a_read_begins",),
+    ),
+    Mutation(
+        "Nothing is read from the first message of an undecided transaction on.",
+        "bk_spark/pulsar/transactions.py",
+        "return numbers.end if undecided is None else min(",
+        "return numbers.end if undecided is not None else min(",
+        (f"{_TOPICS}::test_an_undecided_transaction_ends_a_topic_until_it_is_decided",),
+    ),
+    Mutation(
+        "The end of an open ledger is asked for again before it is said to hide messages.",
+        "bk_spark/pulsar/topic_ledgers.py",
+        "self._said = _has_entry(tail, end) and tail.read_last_add_confirmed() < end",
+        "self._said = True",
+        (f"{_TOPICS}::test_an_open_ledger_is_followed_and_not_fenced",),
     ),
 )
