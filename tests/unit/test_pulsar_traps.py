@@ -297,6 +297,7 @@ _GOOD: Final = [single(b"a" * 10), single(b"b" * 10)]
     [
         (batch(_GOOD, {11: 3}), "message 2 of 3"),
         (batch(_GOOD, {11: 1}), "bytes are left behind its 1 messages"),
+        (batch(_GOOD, {11: 6}), "6 messages in 32 bytes"),
         (batch(_GOOD, {11: 2**31}), "2147483648 messages in"),
         (batch(_GOOD, {11: 2**64 - 1}), "-1 messages"),
         (batch(_GOOD, {11: 0}), "0 messages in"),

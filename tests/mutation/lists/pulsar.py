@@ -137,7 +137,7 @@ MUTATIONS: Final = (
         f"{_PULSAR}/messages/batches.py",
         "sound &= after == expected",
         "sound &= after <= limits",
-        (*_CORRUPT, f"{_TRAPS}sizes_of_values_that_a_message_repeats_are_read_as_protobuf_does"),
+        _CORRUPT,
     ),
     Mutation(
         "The metadata of a message ends within its batch.",
@@ -150,7 +150,7 @@ MUTATIONS: Final = (
         "A batch has no more messages than fit into its bytes.",
         f"{_PULSAR}/messages/batches.py",
         "(counts >= 0) & (counts <= room)",
-        "(counts >= 0) & (counts <= 1 << 31)",
+        "(counts >= 0) & (counts <= room + 1)",
         _CORRUPT,
     ),
     Mutation(

@@ -152,15 +152,18 @@ def _guess(
     sizes = words.big_endian_32(starts)
     same = np.ones(len(begins), np.bool_)
     same[owners[sizes != sizes[firsts[owners]]]] = False
-    for batch in np.flatnonzero(~(even & same)).tolist():
-        first, count = int(firsts[batch]), int(counts[batch])
-        _walk(words.data, int(begins[batch]), int(ends[batch]), count, starts[first : first + count])
+    others = ~(even & same)
+    found: list[int] = []
+    for begin, end, count in zip(begins[others].tolist(), ends[others].tolist(), counts[others].tolist(), strict=True):
+        expected = len(found) + count
+        _walk(words.data, begin, end, count, found)
+        found += [begin] * (expected - len(found))
+    starts[others[owners]] = found
     return starts
 
 
-def _walk(data: bytes | memoryview, at: int, end: int, count: int, starts: Int64s) -> None:
-    """Put into ``starts`` where messages of a batch begin, as far as that goes."""
-    found: list[int] = []
+def _walk(data: bytes | memoryview, at: int, end: int, count: int, found: list[int]) -> None:
+    """Append to ``found`` where messages of a batch begin, as far as that goes."""
     unpack, put = _HEAD.unpack_from, found.append
     try:
         for _ in range(count):
@@ -181,7 +184,6 @@ def _walk(data: bytes | memoryview, at: int, end: int, count: int, starts: Int64
                 break
     except (IndexError, FieldError):
         pass
-    starts[: len(found)] = found
 
 
 def _walk_exactly(data: bytes | memoryview, at: int, end: int, count: int) -> list[int]:
