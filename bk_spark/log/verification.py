@@ -18,6 +18,7 @@ import numpy as np
 from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.formats.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
+from bk_spark.log.formats.settings import decode_settings
 from bk_spark.log.formats.znodes import decode_registration
 from bk_spark.log.log import Log
 from bk_spark.log.snapshot import LogSnapshot
@@ -47,6 +48,8 @@ class Kind(enum.Enum):
     """The segment reaches beyond the last entry of a closed ledger."""
     LISTED_TWICE = "listed-twice"
     """Entries are in the list more than once."""
+    SCHEMA_MISSING = "schema-missing"
+    """The segment names a version of the schema that the log's settings do not have: they are older than the list."""
     NOT_REGISTERED = "not-registered"
     """No registration assigns the ledger to the log. Deleting the log would leave the ledger behind."""
     CONDEMNED = "condemned"
@@ -113,6 +116,7 @@ class Verification:
         self.counts.ledgers = len(listed.ledger_ids)
         self.counts.entries = snapshot.next_offset - snapshot.first_offset
         self._zk.sync(self._log.paths.head)
+        yield from self._schema_problems(listed)
         yield from self._metadata_problems(listed)
         yield from self._registration_problems(listed)
         if self._read_entries:
@@ -120,6 +124,18 @@ class Verification:
                 if segment.ledger_id in self._ends:
                     yield from self._entry_problems(segment, snapshot.first_offset)
                 self._looked_at(segment.end_offset - snapshot.first_offset)
+
+    def _schema_problems(self, listed: _Listed) -> Iterator[Problem]:
+        """Read the settings after the list: versions are published with their first rows, or before."""
+        path = self._log.paths.settings
+        znode = self._zk.get(path)
+        if znode is None:
+            raise MetadataFormatError(f"the settings of the log, znode {path}, are missing")
+        newest = decode_settings(znode.data, path)[1].schema_version
+        for at in np.flatnonzero(listed.table.schema_version > newest).tolist():
+            (segment,) = listed.table[at : at + 1]
+            detail = f"version {segment.schema_version} of the schema, of which {path} has 0 to {newest}"
+            yield Problem(Kind.SCHEMA_MISSING, segment.base_offset, segment.end_offset, segment.ledger_id, detail)
 
     def _metadata_problems(self, listed: _Listed) -> Iterator[Problem]:
         for number, part in enumerate(in_parts(listed.ledger_ids, _LEDGERS_AT_ONCE)):

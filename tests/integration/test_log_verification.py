@@ -37,18 +37,33 @@ def log(client: BlockingClient, fresh_root: str) -> Log:
     return LogStore.of(client, fresh_root).create_log("events", SETTINGS, PASSWORD)
 
 
-def write(log: Log, batch_id: int, count: int) -> int:
+def write(log: Log, batch_id: int, count: int, merge_schema: str | None = None) -> int:
     """A closed ledger with all of its ``count`` entries committed: one segment."""
     writer = log.create_ledger("app", "run")
     writer.append_many([b"%d" % number for number in range(count)])
     log.ledgers.close(writer.ledger_id)
     parts = (LedgerRange(writer.ledger_id, 0, count - 1, count, count),)
-    log.commit(CommitRequest.from_messages([CommitMessage(log.log_id, "app", "run", "q", batch_id, 0, parts)]))
+    message = CommitMessage(log.log_id, "app", "run", "q", batch_id, 0, parts)
+    log.commit(CommitRequest.from_messages([message], merge_schema=merge_schema))
     return writer.ledger_id
 
 
 def problems(log: Log, *, read_entries: bool = True) -> list[tuple[Kind, int, int, int]]:
     return [(p.kind, p.start, p.end, p.ledger_id) for p in Verification(log, read_entries=read_entries).problems()]
+
+
+def test_settings_that_are_older_than_the_list(client: BlockingClient, fresh_root: str) -> None:
+    """As after a znode was restored by hand."""
+    schema = '{"type":"struct","fields":[{"name":"id","type":"integer"}]}'
+    settings = LogSettings.create(Quorum(1, 1, 1), DigestType.CRC32C, EntryFormat.ARROW, PASSWORD, schema)
+    log = LogStore.of(client, fresh_root).create_log("grown", settings, PASSWORD)
+    old = client.zookeeper.get(log.paths.settings)
+    assert old is not None
+    write(log, 0, 3)
+    ledger_id = write(log, 1, 4, schema.replace("integer", "long"))
+    assert problems(log, read_entries=False) == []
+    client.zookeeper.transaction([SetOp(log.paths.settings, old.data, -1)])
+    assert problems(log, read_entries=False) == [(Kind.SCHEMA_MISSING, 3, 7, ledger_id)]
 
 
 def test_nothing_is_wrong_with_ledgers_at_work_and_ledgers_of_others(log: Log, client: BlockingClient) -> None:

@@ -165,10 +165,29 @@ class LogSettings:
         return [] if self.schemas is None else self.schemas.versions()
 
     def grown(self, schema_json: str, time_ms: int, names: Names, log_name: str) -> LogSettings:
-        """Return settings whose current schema holds rows with the columns ``schema_json``: these, if theirs does.
+        """Return settings whose current schema holds rows with certain columns: these, if theirs does.
 
-        Raises InvalidArgumentError, which names the column and its types, if no schema can hold both without loss, or
-        if the versions of the schema take too many bytes.
+        Parameters
+        ----------
+        schema_json
+            The columns of the rows, in Spark's JSON form.
+        time_ms
+            The time of the new version, in Unix milliseconds.
+        names
+            How names are compared.
+        log_name
+            The name of the log, for the error text.
+
+        Returns
+        -------
+        LogSettings
+            These settings, or settings with one version more.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If no schema can hold both without loss, or the versions take too many bytes. The error names the column
+            and its types.
         """
         if self.schemas is None:
             raise InvalidArgumentError(

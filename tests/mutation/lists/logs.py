@@ -68,10 +68,7 @@ MUTATIONS: Final = (
         "bk_spark/log/entries/projection.py",
         "if not found and own:",
         "if not found and not own:",
-        (
-            "tests/unit/test_entry_fit.py::test_only_wanted_columns_are_decoded",
-            "tests/unit/test_entry_fit.py::test_rows_are_counted_though_no_column_is_wanted",
-        ),
+        ("tests/unit/test_entry_fit.py::test_rows_are_counted_though_no_column_is_wanted",),
     ),
     Mutation(
         "Pages are prepared only while the head is as it was read.",
