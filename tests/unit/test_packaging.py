@@ -75,7 +75,7 @@ def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist() -> None
     for link in links:
         assert link.startswith("https://"), link
         if link.startswith(repository):
-            found = re.fullmatch(r"|/issues|/(blob|tree)/main/([^#]+)(#.*)?", link.removeprefix(repository))
+            found = re.fullmatch(r"|/issues|/(blob|raw|tree)/main/([^#]+)(#.*)?", link.removeprefix(repository))
             assert found is not None, link
             if found[2]:
                 path = REPOSITORY / found[2]
