@@ -324,6 +324,7 @@ def test_a_wrong_pattern_is_refused(text: str) -> None:
         ({"startingOffsets": '{"orders": "x"}'}, "is no id of a message"),
         ({"startingOffsets": '{"orders": [1000]}'}, "the bytes of a message id"),
         ({"entryFormat": "raw"}, "option entryFormat is not for topics of Pulsar"),
+        ({"asOf": "5"}, "option asOf is not for topics of Pulsar: a topic has no commits"),
         ({"log": "events"}, "log and pulsarTopic are given"),
         ({"pulsarEncrypted": "maybe"}, "must be one of fail, skip, raw"),
     ],

@@ -27,6 +27,7 @@ _NOT_FOR_TOPICS: Final = {
     "includeMetadata": "all columns are read if no schema says which",
     "logRoot": "topics are found by Pulsar's metadata (pulsarMetadataStore)",
     "startingOffsetsByTimestampStrategy": "a topic's messages are filtered by their times, so none is an empty read",
+    "asOf": "a topic has no commits",
     "pushDownFilters": "entries of topics are not left out by conditions",
 }
 #: Alternatives: at most one of each may be given.
