@@ -297,7 +297,8 @@ class LedgerStorage:
         """Note where large entries are, each part the positions of one ledger's. Blocking; before :meth:`start`.
 
         If a log is missing, its directory was lost, or the marks are older than they were. What the index knows then
-        stays; all else is an I/O error for readers, never absent. Raises OSError.
+        stays. All else is an I/O error for readers, never absent; in limbo it is unknown anyway, and copied from
+        elsewhere if it was acknowledged. Raises OSError.
         """
         logs = np.unique(entries.locations >> OFFSET_BITS).tolist()
         self.entry_log_ids.skip_to(max(logs))
@@ -311,7 +312,7 @@ class LedgerStorage:
             ids, locations = entries.entry_ids[which], entries.locations[which]
             if missing:
                 known = self.lookup.locate(descriptor.ledger_id, ids, may_wait=True) != 0
-                wanted = ~(np.isin(locations >> OFFSET_BITS, missing) & known)
+                wanted = ~(np.isin(locations >> OFFSET_BITS, missing) & (known | descriptor.limbo))
                 ids, locations = ids[wanted], locations[wanted]
             if len(ids):
                 half.put_located(descriptor.ledger_id, ids, locations)
