@@ -36,6 +36,7 @@ from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.index_pointers import highest_log_id
 from bookie_server.storage.journal.log_mark import forget_marks
+from bookie_server.storage.journal.named_logs import highest_named_log
 
 _LOG: Final = logging.getLogger(__name__)
 #: Ledgers after which index files are synced.
@@ -85,8 +86,8 @@ def _mark_after_loss(
 
 
 def _skip_lost_log_ids(config: BookieConfig) -> None:
-    """Let no new entry log get the id of a lost one. Index files still name it, so entries would look as if they were
-    here. ``lastId`` is old in a directory that could not be written."""
+    """Let no new entry log get the id of a lost one. Index files and journals still name it, so entries would look as
+    if they were here. ``lastId`` is old in a directory that could not be written."""
     directories = current_directories(config.ledger_directories)
     indexes = current_directories(config.index_directories)
     ids = EntryLogIds(LedgerDirectories(directories, indexes))
@@ -94,6 +95,7 @@ def _skip_lost_log_ids(config: BookieConfig) -> None:
     limit = min(ids.last + _MOST_LOST_LOGS, LAST_LOG_ID - 1)
     ledger_ids = index.ledger_ids().tolist()
     ids.skip_to(max((highest_log_id(index.path(ledger_id), limit) for ledger_id in ledger_ids), default=-1))
+    ids.skip_to(highest_named_log(current_directories(config.journal_directories)))
 
 
 def _mark_ledgers(config: BookieConfig, zookeeper: ZooKeeper, identity: ClusterIdentity, why: str) -> None:

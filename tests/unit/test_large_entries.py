@@ -20,6 +20,7 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import FenceRecord, MasterKeyRecord
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.located_record import LocatedRecord, located_record, parse_located
+from bookie_server.storage.journal.named_logs import highest_named_log
 from bookie_server.storage.records import Records
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, Running, delete_ledger, in_loop, records, running, stored
@@ -296,6 +297,20 @@ async def test_what_the_index_knows_stays_where_a_log_is_missing(place: Place, t
     assert [type(item) for item in items(killed)] == [MasterKeyRecord, LocatedRecord]
     async with running(killed) as bookie:
         assert await bookie.read((1, 0), (1, 1)) == [stored(1, 0, SMALL, b"m"), Code.IO_ERROR]
+
+
+@in_loop
+async def test_the_logs_that_a_journal_names_are_found(place: Place) -> None:
+    """After a loss of their directory no new log may get their ids."""
+    place = place.with_settings(entry_log_size_limit_bytes=4096)
+    assert highest_named_log(place.journals) == -1
+    async with running(place) as bookie:
+        for i in range(8):
+            await bookie.add(large(1, i))
+        assert highest_named_log(place.journals) == max(bookie.upkeep.entry_log_ids()) > 1
+    path = max(place.journal.glob("*.txn"))
+    path.write_bytes(path.read_bytes().replace(b"BKS2", b"BKS1"))
+    assert highest_named_log(place.journals) == -1
 
 
 def test_the_record_has_every_place() -> None:

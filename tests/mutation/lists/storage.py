@@ -78,6 +78,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_large_entries.py::test_what_the_index_knows_stays_where_a_log_is_missing",),
     ),
     Mutation(
+        "After a loss no entry log gets an id that a journal names.",
+        "bookie_server/storage/journal/named_logs.py",
+        "                        highest = max(highest, int(item.locations.max()) >> OFFSET_BITS)",
+        "                        pass",
+        ("tests/unit/test_large_entries.py::test_the_logs_that_a_journal_names_are_found",),
+    ),
+    Mutation(
         "A direct write begins with what its first block held before.",
         "bookie_server/storage/appended_file.py",
         "            self._array[:rest] = self._array[whole : self._used]\n",
