@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from bk_spark.bookie.blocking import BlockingWriter
@@ -32,8 +32,7 @@ from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.past import LogPast
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.tables.operations import BUFFER_BYTES, ENTRY_BYTES, THREADS, CommitName, LogTables
-from bk_spark.log.tables.scan import Scan, ScanPosition
+from bk_spark.log.tables.operations import CommitName, LogTables
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import InvalidArgumentError, LedgerRefusedError, LogReplacedError
@@ -46,7 +45,7 @@ _CREATE_ATTEMPTS: Final = 5
 _T = TypeVar("_T")
 
 
-class Log:
+class Log(LogTables):
     """A log: its settings, its list of segments, and the ways to write, read and maintain it. Thread-safe.
 
     Every call applies to the log with this ``log_id``. If that log was deleted, calls raise NoSuchLogError. If a new
@@ -71,7 +70,6 @@ class Log:
         self._pages = self._log.pages
         self._past = LogPast(self._log)
         self._upkeep = LogUpkeep(self._log)
-        self._tables = LogTables(self)
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
@@ -320,54 +318,6 @@ class Log:
             If the log was opened without its password.
         """
         return LogReader(self._log)
-
-    @documented_as(LogTables.scan)
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        start: ScanPosition = "earliest",
-        end: ScanPosition = "latest",
-        as_of: CommitName | None = None,
-        include_metadata: bool = False,
-        threads: int = THREADS,
-        buffer_bytes: int = BUFFER_BYTES,
-    ) -> Scan:
-        return self._tables.scan(
-            columns,
-            start=start,
-            end=end,
-            as_of=as_of,
-            include_metadata=include_metadata,
-            threads=threads,
-            buffer_bytes=buffer_bytes,
-        )
-
-    @documented_as(LogTables.write)
-    def write(
-        self,
-        data: object,
-        *,
-        mode: str = "append",
-        txn_app_id: str | None = None,
-        txn_version: int | None = None,
-        compression: str | None = None,
-        entry_bytes: int = ENTRY_BYTES,
-        fence_tail: bool = False,
-        roll_bytes: int = 1 << 30,
-        roll_ms: int = 3_600_000,
-    ) -> CommitResult:
-        return self._tables.write(
-            data,
-            mode=mode,
-            txn_app_id=txn_app_id,
-            txn_version=txn_version,
-            compression=compression,
-            entry_bytes=entry_bytes,
-            fence_tail=fence_tail,
-            roll_bytes=roll_bytes,
-            roll_ms=roll_ms,
-        )
 
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.

@@ -66,12 +66,15 @@ def test_an_error_comes_in_its_place() -> None:
 
 def test_what_waits_is_bounded_and_the_source_that_is_due_goes_on() -> None:
     """The second source fills the buffer before the first has given anything."""
-    ahead, given = threading.Event(), [0]
+    ahead, given, at_end = threading.Event(), [0], []
 
     def slow() -> Generator[Costly, None, None]:
         assert ahead.wait(60)
         for number in range(100):
+            # Long enough for the other thread to go on, if it may.
+            time.sleep(0.001)
             yield batch(number), 10 * KIB
+        at_end.append(given[0])
 
     def fast() -> Generator[Costly, None, None]:
         for number in range(100, 200):
@@ -82,10 +85,9 @@ def test_what_waits_is_bounded_and_the_source_that_is_due_goes_on() -> None:
 
     reads = OrderedReads([slow, fast], threads=2, buffer_bytes=50 * KIB)
     with closing(reads.batches()) as batches:
-        found = [next(batches).column(0)[0].as_py()]
-        # Four batches of 11 KiB fit; the fifth waits in its thread.
-        assert given[0] == 4
-        found += [one.column(0)[0].as_py() for one in batches]
+        found = [one.column(0)[0].as_py() for one in batches]
+    # Four batches of 11 KiB fit; the fifth waits in its thread.
+    assert at_end == [4]
     assert found == list(range(200))
 
 

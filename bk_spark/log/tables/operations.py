@@ -30,13 +30,10 @@ class TableLog(ScannedLog, CommittedLog, Protocol):
 
 
 class LogTables:
-    """Its methods are those of :class:`bk_spark.log.log.Log`."""
-
-    def __init__(self, log: TableLog) -> None:
-        self._log = log
+    """The methods of :class:`bk_spark.log.log.Log` that make a log a table."""
 
     def scan(
-        self,
+        self: TableLog,
         columns: Sequence[str] | None = None,
         *,
         start: ScanPosition = "earliest",
@@ -89,8 +86,8 @@ class LogTables:
             If too few bookies of an open tail answer.
         """
         return scan_of(
-            self._log,
-            self._log.snapshot() if as_of is None else self._log.as_of(as_of),
+            self,
+            self.snapshot() if as_of is None else self.as_of(as_of),
             columns,
             start,
             end,
@@ -100,7 +97,7 @@ class LogTables:
         )
 
     def write(
-        self,
+        self: TableLog,
         data: object,
         *,
         mode: str = "append",
@@ -166,4 +163,4 @@ class LogTables:
             fence_tail,
             RollLimits(roll_bytes, roll_ms),
         )
-        return write_rows(self._log, data, options)
+        return write_rows(self, data, options)

@@ -75,8 +75,6 @@ def write_rows(log: CommittedLog, data: object, options: WriteOptions) -> Commit
     """See :meth:`bk_spark.log.log.Log.write`."""
     settings = log.settings
     is_raw = settings.entry_format is EntryFormat.RAW
-    if is_raw and options.compression is not None:
-        raise InvalidArgumentError(f"compression is for arrow logs, and log {log.name} is raw: leave it out")
     stored = None if is_raw else parse_schema(settings.schema_json)
     with reader_of(data) as rows:
         batches = batches_for(rows, stored, log.name)
