@@ -171,7 +171,12 @@ def test_values_of_each_schema(name: str, values: list[bytes | None]) -> None:
     if isinstance(strict, Refused):
         assert values[strict.error.row] is not None
     else:
-        assert strict.equals(found)
+        # By bytes: a number that is none does not equal itself.
+        assert [_bytes(one) for one in strict.buffers()] == [_bytes(one) for one in found.buffers()]
+
+
+def _bytes(buffer: pa.Buffer | None) -> bytes | None:
+    return None if buffer is None else buffer.to_pybytes()
 
 
 @fuzz(80, definition=st.one_of(hostile(st.just(json.dumps(_AVRO).encode())), deep()))
