@@ -179,10 +179,10 @@ def test_options_of_a_write(
         ({"log": "x", "ensembleSize": 3}, "option ensembleSize is for writing only: leave it out of this read"),
         (
             {"log": "x", "ledgerId": 1},
-            'one of the options log, logs, logPattern, ledgerId, ledgerIds, such as .option("log", "…"): log and '
-            "ledgerId are given",
+            "one of the options log, logs, logPattern, ledgerId, ledgerIds, pulsarTopic, pulsarTopics, "
+            'pulsarTopicsPattern, such as .option("log", "…"): log and ledgerId are given',
         ),
-        ({}, 'ledgerId, ledgerIds, such as .option("log", "…"): none of them is given'),
+        ({}, 'pulsarTopics, pulsarTopicsPattern, such as .option("log", "…"): none of them is given'),
         (
             {"log": "x", "startingOffsets": "earliest", "startingTimestamp": 1},
             "give one of the options startingOffsets and startingTimestamp, not both",
