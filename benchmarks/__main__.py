@@ -22,6 +22,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "log_list": [],
     "log_writer": [],
     "many_ledgers": [],
+    "message_format": [],
     "projection": [],
     "pulsar_read": [],
     "pulsar_decode": [],

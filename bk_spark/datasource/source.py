@@ -92,15 +92,25 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = self._parsed(writing=True)
+        if options.log_column is not None:
+            from bk_spark.datasource.writing.routed import RoutedBatchWriter
+
+            return RoutedBatchWriter(options, schema, overwrite)
         from bk_spark.datasource.batch.writer import BatchWriter
 
-        return BatchWriter(self._parsed(writing=True), schema, overwrite)
+        return BatchWriter(options, schema, overwrite)
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's)
+        options = self._parsed(writing=True, streaming=True)
+        if options.log_column is not None:
+            from bk_spark.datasource.writing.routed import RoutedStreamWriter
+
+            return RoutedStreamWriter(options, schema, overwrite)
         from bk_spark.datasource.stream.writer import StreamWriter
 
-        writer = StreamWriter(self._parsed(writing=True, streaming=True), schema, overwrite)
+        writer = StreamWriter(options, schema, overwrite)
         if not self._for_commits:
             writer.prepare()
         return writer

@@ -177,6 +177,9 @@ def _given(option: Option) -> dict[str, str]:
         given["log"] = "events"
     if option.name == "maxTriggerDelay":
         given["minEntriesPerTrigger"] = "1"
+    if option.name in ("logColumn", "maxLogs"):
+        del given["log"]
+        given["logColumn"] = "log"
     if option.name == "startingOffsetsByTimestampStrategy":
         given["startingTimestamp"] = "1"
     return given
@@ -533,3 +536,17 @@ def test_what_kafkas_options_are_told_to_be_exists() -> None:
 def test_how_long_ledgers_are_kept_is_no_option_of_a_write(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is the log's, not a write's: set it with bkctl log retention"):
         _write(**{name: "0s"})
+
+
+class TestSeveralLogs:
+    def test_a_log_or_a_column(self) -> None:
+        text = _refused(writing=True, metadataServiceUri=URI, log="events", logColumn="log")
+        assert text == "give one of the options log and logColumn, not both"
+        assert "or by logColumn a column that names" in _refused(writing=True, metadataServiceUri=URI)
+
+    def test_their_number_is_for_a_column(self) -> None:
+        assert "give logColumn too" in _refused(writing=True, metadataServiceUri=URI, log="events", maxLogs="5")
+
+    def test_their_columns_do_not_grow(self) -> None:
+        text = _refused(writing=True, metadataServiceUri=URI, logColumn="log", mergeSchema="true")
+        assert text.startswith("option mergeSchema changes the columns of one log")

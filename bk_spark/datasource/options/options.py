@@ -82,7 +82,7 @@ class SourceOptions(PulsarOptions):
         TEXT,
         Use.ALL,
         Group.SOURCE,
-        "Name of the log. Required for writes; a write creates the log if it does not exist.",
+        "Name of the log. Required for writes without logColumn; a write creates the log if it does not exist.",
     )
     logs: tuple[str, ...] | None = option(
         "logs", None, NAMES, Use.READ, Group.SOURCE, "Names of several logs, separated by commas."
@@ -230,6 +230,19 @@ class SourceOptions(PulsarOptions):
         Use.BATCH_WRITE,
         Group.WRITING,
         "Number of the write within txnAppId. Must increase.",
+    )
+    log_column: str | None = option(
+        "logColumn",
+        None,
+        TEXT,
+        Use.WRITE,
+        Group.WRITING,
+        "Instead of `log`: the name of a string column that says to which log each row goes, as the column `topic` of "
+        "Kafka's sink. The column is not stored. The logs must exist. Each log's rows are committed once, but not all "
+        "logs' at one moment ([delivery.md](delivery.md#several-logs)).",
+    )
+    max_logs: int = option(
+        "maxLogs", "100", whole(1, 10_000), Use.WRITE, Group.WRITING, "With logColumn: the most logs of one write."
     )
     skip_committed_batches: bool = option(
         "skipCommittedBatches",

@@ -134,8 +134,8 @@ def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> Non
         )
     if use in Use.READ:
         _check_source(values, given)
-    elif values["log"] is None:
-        raise InvalidArgumentError('option log is missing: name the log to write to, .option("log", "…")')
+    else:
+        _check_target(values, given)
     for one, other in itertools.chain.from_iterable(itertools.combinations(names, 2) for names in _EITHER):
         if values[one] is not None and values[other] is not None:
             raise InvalidArgumentError(f"give one of the options {one} and {other}, not both")
@@ -149,6 +149,23 @@ def _check_together(values: Mapping[str, Any], given: set[str], use: Use) -> Non
         raise InvalidArgumentError(f"minEntriesPerTrigger, {least}, is more than maxEntriesPerTrigger, {most}")
     if use is Use.BATCH_READ:
         _check_batch_range(values)
+
+
+def _check_target(values: Mapping[str, Any], given: set[str]) -> None:
+    if values["logColumn"] is None:
+        if values["log"] is None:
+            raise InvalidArgumentError(
+                'option log is missing: name the log to write to, .option("log", "…"), or by logColumn a column that '
+                "names the log of each row"
+            )
+        if "maxlogs" in given:
+            raise InvalidArgumentError("option maxLogs is for writes to several logs: give logColumn too")
+    elif values["log"] is not None:
+        raise InvalidArgumentError("give one of the options log and logColumn, not both")
+    elif values["mergeSchema"]:
+        raise InvalidArgumentError(
+            "option mergeSchema changes the columns of one log; logColumn names several: leave one of them out"
+        )
 
 
 def _check_strategy(values: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +27,7 @@ from bk_spark.log.formats.schema_history import SchemaHistory
 from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT, Names
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.log import Log
-from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError
+from bk_spark.protocol.errors import InvalidArgumentError, LogExistsError, NoSuchLogError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -62,13 +63,27 @@ def find_or_make_log(options: SourceOptions, schema: StructType) -> TargetLog:
     Raises InvalidArgumentError if settings or columns differ from the log's, UnauthorizedError, NotEnoughBookiesError,
     MetadataUnavailableError.
     """
+    return _known(options, schema, _find_or_make)
+
+
+def find_log(options: SourceOptions, schema: StructType) -> TargetLog:
+    """Like :func:`find_or_make_log`, for a log whose name is in the data: a wrong name must not create a log.
+
+    Also raises NoSuchLogError.
+    """
+    return _known(options, schema, _find)
+
+
+def _known(
+    options: SourceOptions, schema: StructType, find: Callable[[SourceOptions, StructType, bytes], TargetLog]
+) -> TargetLog:
     check_has_columns(schema)
     password = options.password()
     key = (options, schema.json(), password)
     known = _FOUND.get(key)
     if known is None or not _is_there(known.place):
         # No lock: Spark's processes do one thing at a time, and a race would only find the log twice.
-        known = _FOUND[key] = _find_or_make(options, schema, password)
+        known = _FOUND[key] = find(options, schema, password)
         while len(_FOUND) > _MAX_FOUND:
             _FOUND.popitem(last=False)
     return known
@@ -94,7 +109,21 @@ def _find_or_make(options: SourceOptions, schema: StructType, password: bytes) -
             )
         except LogExistsError:
             pass  # another writer was first: its settings apply, as for any existing log
-    log = logs.open_log(name)
+    return _find(options, schema, password)
+
+
+def _find(options: SourceOptions, schema: StructType, password: bytes) -> TargetLog:
+    assert options.log is not None
+    uri, root, name, conf = options.metadata_service_uri, options.log_root, options.log, options.client
+    try:
+        log = logs_of(uri, root, conf).open_log(name)
+    except NoSuchLogError as error:
+        if options.log_column is None:
+            raise
+        raise NoSuchLogError(
+            f"column {options.log_column} (option logColumn) names log {name}, which does not exist: correct the name, "
+            f"or create the log first, for example by a write of no rows with option log"
+        ) from error
     _check_settings(log.settings, options, schema, password)
     place = LogPlace(uri, root, name, log.log_id, conf)
     target = TargetLog(place, log.settings, schema.json(), options.merge_schema)

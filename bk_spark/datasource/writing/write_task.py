@@ -61,26 +61,38 @@ def write_task(
 
     Raises InvalidArgumentError for a row that cannot be written, RunRetiredError, errors of the ledger client.
     """
-    log = target.open(options.password())
-    settings = log.settings
-    ledgers = TaskLedgers(
-        log,
+    ledgers = task_ledgers(target, options, app, run, cache)
+    form, version = entry_form(target, options, names)
+    ranges = append_rows(batches, ledgers, form, partition)
+    keep_objects()
+    return ranges, version
+
+
+def task_ledgers(
+    target: TargetLog, options: SourceOptions, app: str, run: str, cache: IdleLedgers | None = None
+) -> TaskLedgers:
+    """Return the ledgers to which a task appends. With ``cache``, they stay open for the next task of ``run``."""
+    return TaskLedgers(
+        target.open(options.password()),
         app,
         run,
         RollLimits(options.ledger_roll_bytes, options.ledger_roll_interval_ms),
         None if cache is None else cache.of(LedgerKey(target.place, app, run)),
     )
+
+
+def entry_form(target: TargetLog, options: SourceOptions, names: Names) -> tuple[EntryForm, int]:
+    """Return how rows become entries of ``target``, and the version of the log's schema that they have then."""
+    log = target.open(options.password())
     plan = target.plan(names)
     form = EntryForm(
         None if plan is None else _arrow_schema_of(plan.schema),
-        log.ledgers.client.config.max_payload_bytes(settings.digest_type),
+        log.ledgers.client.config.max_payload_bytes(log.settings.digest_type),
         options.compression,
         options.entry_bytes,
         EXACT if plan is None else plan.names,
     )
-    ranges = append_rows(batches, ledgers, form, partition)
-    keep_objects()
-    return ranges, 0 if plan is None else plan.version
+    return form, 0 if plan is None else plan.version
 
 
 def commit_batch(log: Log, request: CommitRequest, options: SourceOptions) -> CommitResult:
