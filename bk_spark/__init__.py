@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bk_spark.bookie.client import Client
     from bk_spark.bookie.config import ClientConfig
     from bk_spark.bookkeeper import BookKeeper, connect
+    from bk_spark.datasource.stream_metrics import StreamMetrics
     from bk_spark.log.aio.log import AsyncLog
     from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRange
     from bk_spark.log.formats.settings import EntryFormat, LogSettings
@@ -53,6 +54,7 @@ __all__ = [
     "LogWriter",
     "Policy",
     "Quorum",
+    "StreamMetrics",
     "__version__",
     "auth",
     "connect",
@@ -79,6 +81,7 @@ _MODULE_OF: Final = {
     "LogWriter": "log.writer",
     "Policy": "log.formats.znodes",
     "Quorum": "protocol.quorum",
+    "StreamMetrics": "datasource.stream_metrics",
     "auth": "bookie.auth.providers",
     "connect": "bookkeeper",
     "connect_async": "aio",

@@ -41,7 +41,9 @@ class LimitedReader(BaseReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def reportLatestOffset(self) -> JsonOffset | None:  # noqa: N802
-        """Return the known end, regardless of limits. Its distance to a batch's end is the lag."""
+        """Return the known end, regardless of limits, and how far the planned batch is behind it. Only for people."""
         planner = self._planner
         latest = None if planner is None else planner.latest_known()
-        return None if planner is None or latest is None else planner.to_json(latest)
+        if planner is None or latest is None:
+            return None
+        return {**planner.to_json(latest), "behind": planner.behind()}

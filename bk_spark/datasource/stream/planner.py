@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, Protocol
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -31,7 +33,10 @@ from bk_spark.datasource.stream.progress import ProgressTeller
 from bk_spark.datasource.stream.sources import Followed, Sources
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.texts import Edge
-from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLogError
+from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, LogRangeGoneError, NoSuchLogError
+
+#: Logs of which a query reports how far it is behind.
+_MOST_BEHIND: Final = 200
 
 
 class AnySources(Protocol):
@@ -62,6 +67,8 @@ class StreamPlanner(ABC):
         #: Ends to stop at, for Trigger.AvailableNow.
         self._target: dict[str, int] | None = None
         self._known: dict[str, Extent] = {}
+        #: The end of the last batch that was planned.
+        self._reached: StreamOffset | None = None
         self._turn = 0
         self._gate: MinEntriesGate | None = None
         if options.min_entries_per_trigger is not None:
@@ -105,10 +112,27 @@ class StreamPlanner(ABC):
         try:
             end = self._next(begun, self._extents(), limited)
             self._tell(begun)
+            self._reached = end
             return end
         except LogRangeGoneError:
             # The log may have been truncated while sizes were read. If not, the same error is raised again.
-            return self._next(begun, self._extents(latest=True), limited)
+            self._reached = self._next(begun, self._extents(latest=True), limited)
+            return self._reached
+
+    def behind(self) -> dict[str, Any]:
+        """Return what is unread after the batch that :meth:`next` planned, by name. For people: what cannot be found
+        out is left out."""
+        found: dict[str, Any] = {}
+        if self._reached is None:
+            return found
+        with suppress(BookKeeperError):
+            followed = self._sources.now()
+            for name, extent in islice(self._known.items(), _MOST_BEHIND):
+                position = self._reached.positions.get(name)
+                start = extent.first if position is None else max(position.offset, extent.first)
+                if name in followed:
+                    found[name] = followed[name].behind(start, max(start, extent.end)).to_json()
+        return found
 
     def _next(self, begun: StreamOffset, extents: dict[str, Extent], limited: bool) -> StreamOffset:
         self._check_there(begun, extents)

@@ -7,6 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from bk_spark.datasource.planning import (
     open_logs,
     open_named,
 )
+from bk_spark.datasource.stream.behind import Behind
 from bk_spark.datasource.stream.limits import Backlog
 from bk_spark.datasource.stream.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.datasource.stream.offsets import ledger_name
@@ -39,6 +41,8 @@ from bk_spark.log.tables.ranges import bounds_until, log_pieces
 from bk_spark.protocol.errors import NoSuchLedgerError, PeerError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
+#: Pages of a list that are read to say how far a query is behind.
+_MAX_BEHIND_PAGES: Final = 8
 _LOG: Final = logging.getLogger(__name__)
 
 #: Seconds between two requests for a ledger's last add confirmed. The second applies after an unanswered request.
@@ -76,6 +80,10 @@ class Followed(ABC):
     @abstractmethod
     def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
         """Return the same range for limiting, with sizes for at least the first ``size_bytes``."""
+
+    def behind(self, start: int, end: int) -> Behind:
+        """Return what offsets ``[start, end)`` hold, for people."""
+        return Behind(end - start)
 
 
 class FollowedLog(Followed):
@@ -130,6 +138,16 @@ class FollowedLog(Followed):
             parts.append(log_pieces(self._log, snapshot, max(start, committed), end))
         known = Pieces.concat(parts)
         return Backlog(start, end, known.entries, known.size_bytes)
+
+    def behind(self, start: int, end: int) -> Behind:
+        snapshot = self._look(latest=False)
+        committed = min(end, snapshot.next_offset)
+        parts: list[Pieces] = []
+        if start < committed:
+            for table in islice(snapshot.tables(start, committed), _MAX_BEHIND_PAGES):
+                parts.append(Pieces.of_segments(self.name, [table], start, committed))
+        known = Pieces.concat(parts)
+        return Behind.of(end - start, known.entries, known.size_bytes, known.rows)
 
     def _look(self, latest: bool, looked: bool = False) -> LogSnapshot:
         """Read the list, and update the tail and its ledger."""

@@ -1,0 +1,253 @@
+"""Metrics of streaming queries, from the progress that Spark tells listeners, for Prometheus.
+
+Spark gives sources and sinks in Python no channel for metrics of their own. What a source may say is its latest offset,
+which carries how far the query is behind (:mod:`bk_spark.datasource.stream.behind`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from bk_spark.protocol.errors import InvalidArgumentError
+
+#: Queries that are kept; of more, those without news for longest go.
+_MAX_QUERIES: Final = 1_000
+_PREFIX: Final = "bk_spark_stream"
+_OF_LOG: Final = {
+    "entries": ("behind_entries", "Entries that are committed and not read."),
+    "rows": ("behind_rows", "Their rows."),
+    "bytes": ("behind_bytes", "Their bytes."),
+}
+_OF_QUERY: Final = {
+    "input_rows_per_second": "Rows that arrived per second.",
+    "processed_rows_per_second": "Rows that were processed per second.",
+    "batch_rows": "Rows of the last micro-batch.",
+    "batch_seconds": "Duration of the last micro-batch.",
+    "batch_id": "Number of the last micro-batch.",
+    "lost_offsets": "Offsets that were skipped because they were gone (failOnDataLoss is false).",
+    "failed": "1 if the query ended with an error, otherwise 0.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueryMetrics:
+    """The last progress of a query.
+
+    Parameters
+    ----------
+    query
+        Its name, or its id if it has none.
+    values
+        Numbers by name: ``input_rows_per_second``, ``processed_rows_per_second``, ``batch_rows``, ``batch_seconds``,
+        ``batch_id``, ``lost_offsets`` and ``failed``.
+    behind
+        What is unread, by log: ``entries``, and if it is known, ``rows`` and ``bytes``.
+    """
+
+    query: str
+    values: Mapping[str, float]
+    behind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class StreamMetrics(StreamingQueryListener):
+    """Collects metrics of the streaming queries of a session, and serves them to Prometheus. Thread-safe.
+
+    Examples
+    --------
+    >>> metrics = bk_spark.StreamMetrics()                                      # doctest: +SKIP
+    >>> spark.streams.addListener(metrics)                                      # doctest: +SKIP
+    >>> metrics.serve(9404)                                                     # doctest: +SKIP
+    9404
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queries: OrderedDict[str, QueryMetrics] = OrderedDict()
+        self._server: ThreadingHTTPServer | None = None
+
+    def queries(self) -> list[QueryMetrics]:
+        """Return what is known.
+
+        Returns
+        -------
+        list of QueryMetrics
+            One for each query that has told of its progress. A query that ended is kept with its last numbers.
+        """
+        with self._lock:
+            return list(self._queries.values())
+
+    def prometheus(self) -> str:
+        """Return the metrics in Prometheus' text format.
+
+        Returns
+        -------
+        str
+            The text.
+        """
+        return "".join(f"{line}\n" for line in _lines(self.queries()))
+
+    def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """Serve the metrics over HTTP at ``/metrics``, until :meth:`close`.
+
+        Parameters
+        ----------
+        port
+            The port. 0: any free one.
+        host
+            The address. Default: only this machine reaches it.
+
+        Returns
+        -------
+        int
+            The port.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If they are served already, or the port cannot be used.
+        """
+        if self._server is not None:
+            raise InvalidArgumentError(f"metrics are served already, on port {self._server.server_port}")
+        try:
+            server = ThreadingHTTPServer((host, port), _handler(self))
+        except OSError as error:
+            raise InvalidArgumentError(f"metrics cannot be served on {host}:{port}: {error}") from error
+        self._server = server
+        threading.Thread(target=server.serve_forever, name="bk-stream-metrics", daemon=True).start()
+        return server.server_port
+
+    def close(self) -> None:
+        """Stop serving."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 (Spark's names, here and below)
+        """Spark calls this when a query starts."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Spark calls this after each micro-batch."""
+        progress = event.progress
+        self._note(str(progress.id), metrics_of(json.loads(progress.json)))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Spark calls this while a query has nothing to do."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Spark calls this when a query ends."""
+        query_id = str(event.id)
+        with self._lock:
+            known = self._queries.get(query_id)
+        if known is not None:
+            failed = float(event.exception is not None)
+            self._note(query_id, QueryMetrics(known.query, {**known.values, "failed": failed}, known.behind))
+
+    def _note(self, query_id: str, metrics: QueryMetrics) -> None:
+        with self._lock:
+            self._queries[query_id] = metrics
+            self._queries.move_to_end(query_id)
+            while len(self._queries) > _MAX_QUERIES:
+                self._queries.popitem(last=False)
+
+
+def metrics_of(progress: Mapping[str, Any]) -> QueryMetrics:
+    """Return the metrics in the JSON of a query's progress. Sources of others count with their rows only."""
+    behind: dict[str, Mapping[str, int]] = {}
+    lost = 0
+    for source in progress.get("sources", ()):
+        behind |= _behind(_offset(source.get("latestOffset")))
+        logs = _offset(source.get("endOffset")).get("logs")
+        if isinstance(logs, dict):
+            lost += sum(one.get("lost", 0) for one in logs.values() if isinstance(one, dict))
+    values = {
+        "input_rows_per_second": _number(progress.get("inputRowsPerSecond")),
+        "processed_rows_per_second": _number(progress.get("processedRowsPerSecond")),
+        "batch_rows": _number(progress.get("numInputRows")),
+        "batch_seconds": _number(progress.get("batchDuration")) / 1000,
+        "batch_id": _number(progress.get("batchId")),
+        "lost_offsets": float(lost),
+        "failed": 0.0,
+    }
+    return QueryMetrics(str(progress.get("name") or progress.get("id")), values, behind)
+
+
+def _offset(found: object) -> dict[str, Any]:
+    """Return an offset of this data source, or nothing: other sources have offsets of other forms."""
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except ValueError:
+            return {}
+    return found if isinstance(found, dict) and found.get("v") == 1 else {}
+
+
+def _behind(offset: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+    found = offset.get("behind")
+    if not isinstance(found, dict):
+        return {}
+    return {
+        name: {kind: one[kind] for kind in _OF_LOG if isinstance(one.get(kind), int)}
+        for name, one in found.items()
+        if isinstance(one, dict)
+    }
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _lines(queries: list[QueryMetrics]) -> Iterator[str]:
+    for name, text in _OF_QUERY.items():
+        yield f"# HELP {_PREFIX}_{name} {text}"
+        yield f"# TYPE {_PREFIX}_{name} gauge"
+        for one in queries:
+            yield f"{_PREFIX}_{name}{{query={_quoted(one.query)}}} {one.values[name]:g}"
+    for kind, (name, text) in _OF_LOG.items():
+        yield f"# HELP {_PREFIX}_{name} {text}"
+        yield f"# TYPE {_PREFIX}_{name} gauge"
+        for one in queries:
+            for log, numbers in one.behind.items():
+                if kind in numbers:
+                    yield f"{_PREFIX}_{name}{{query={_quoted(one.query)},log={_quoted(log)}}} {numbers[kind]}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _handler(metrics: StreamMetrics) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        #: A caller that is silent for longer is let go.
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "metrics are at /metrics")
+                return
+            body = metrics.prometheus().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing: a scrape a minute is no news."""
+
+    return Handler

@@ -1,0 +1,92 @@
+"""Metrics of streaming queries: what is behind, and what is made of a query's progress."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from bk_spark.datasource.stream.behind import Behind
+from bk_spark.datasource.stream_metrics import StreamMetrics, metrics_of
+from bk_spark.protocol.errors import InvalidArgumentError
+
+PROGRESS = {
+    "id": "5b1d",
+    "name": 'copy "1"',
+    "batchId": 7,
+    "batchDuration": 1500,
+    "numInputRows": 300,
+    "inputRowsPerSecond": 12.5,
+    "processedRowsPerSecond": float("nan"),
+    "sources": [
+        {
+            "endOffset": {"v": 1, "logs": {"a": {"id": "x", "offset": 5, "lost": 3}, "b": {"id": "y", "offset": 5}}},
+            "latestOffset": {
+                "v": 1,
+                "logs": {"a": {"id": "x", "offset": 9}},
+                "behind": {"a": {"entries": 4, "rows": 40, "bytes": 400}, "b": {"entries": 2}},
+            },
+        },
+        {"endOffset": {"topic": {"0": 5}}, "latestOffset": "no json"},
+        {"endOffset": None},
+    ],
+}
+
+
+def test_what_is_known_is_counted_and_the_rest_extrapolated() -> None:
+    entries, size_bytes, rows = (np.array(column) for column in ([2, 3], [20, 40], [200, 100]))
+    assert Behind.of(5, entries, size_bytes, rows) == Behind(5, 300, 60)
+    assert Behind.of(50, entries, size_bytes, rows) == Behind(50, 3000, 600, is_estimate=True)
+    none = np.empty(0, np.int64)
+    assert Behind.of(0, none, none, none) == Behind(0, 0, 0)
+    assert Behind.of(4, none, none, none) == Behind(4)
+    assert Behind(4).to_json() == {"entries": 4}
+    assert Behind(50, 3000, 600, is_estimate=True).to_json() == {
+        "entries": 50,
+        "rows": 3000,
+        "bytes": 600,
+        "estimate": True,
+    }
+
+
+def test_a_progress_becomes_metrics() -> None:
+    found = metrics_of(PROGRESS)
+    assert found.query == 'copy "1"'
+    assert found.behind == {"a": {"entries": 4, "rows": 40, "bytes": 400}, "b": {"entries": 2}}
+    assert found.values["lost_offsets"] == 3
+    assert (found.values["batch_id"], found.values["batch_seconds"]) == (7, 1.5)
+
+
+def test_prometheus_gets_them() -> None:
+    metrics = StreamMetrics()
+    metrics._note("5b1d", metrics_of(PROGRESS))
+    port = metrics.serve()
+    try:
+        with pytest.raises(InvalidArgumentError, match=f"served already, on port {port}"):
+            metrics.serve()
+        with pytest.raises(InvalidArgumentError, match="cannot be served on"):
+            StreamMetrics().serve(port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30)
+    finally:
+        metrics.close()
+    assert 'bk_spark_stream_behind_rows{query="copy \\"1\\"",log="a"} 40' in lines
+    assert 'bk_spark_stream_behind_entries{query="copy \\"1\\"",log="b"} 2' in lines
+    assert not any(line.startswith("bk_spark_stream_behind_rows") and 'log="b"' in line for line in lines)
+    assert 'bk_spark_stream_input_rows_per_second{query="copy \\"1\\""} 12.5' in lines
+    assert 'bk_spark_stream_processed_rows_per_second{query="copy \\"1\\""} nan' in lines
+    assert sum(line.startswith("# TYPE") for line in lines) == 10
+
+
+def test_of_very_many_queries_the_oldest_go() -> None:
+    metrics = StreamMetrics()
+    for number in range(1_005):
+        metrics._note(str(number), metrics_of({"id": str(number)}))
+    assert len(metrics.queries()) == 1_000
+    assert metrics.queries()[0].query == "5"
+    assert json.dumps(dict(metrics.queries()[0].values))
