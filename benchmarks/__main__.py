@@ -23,6 +23,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "log_writer": [],
     "many_ledgers": [],
     "message_format": [],
+    "past_reads": ["--commits", "500"],
     "projection": [],
     "pulsar_read": [],
     "pulsar_decode": [],

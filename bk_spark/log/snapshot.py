@@ -218,10 +218,10 @@ class LogSnapshot:
     def commits(self) -> Iterator[Commit]:
         """List the commits that led to this state, the newest first.
 
-        Yields
-        ------
-        Commit
-            A commit, a truncation, or a log writer's ledger. Those of which nothing is in the list are left out.
+        Returns
+        -------
+        iterator of Commit
+            Commits, truncations, and log writers' ledgers. Those of which nothing is in the list are left out.
         """
         return self._states.commits()
 

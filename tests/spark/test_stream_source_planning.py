@@ -524,8 +524,12 @@ def test_lag_is_reported(world: World) -> None:
     assert reader.reportLatestOffset() is None
     end = next_offset(reader, reader.initialOffset())
     latest = reader.reportLatestOffset()
+    assert latest is not None
+    behind = latest.pop("behind")
     assert latest == {"v": 1, "logs": {log.name: {"id": log.log_id, "offset": 10} for log in logs}}
     assert at(end, "a") + at(end, "b") == 4
+    left = {log.name: 10 - at(end, log.name) for log in logs}
+    assert behind == {name: {"entries": one, "rows": one, "bytes": 10 * one} for name, one in left.items()}
 
 
 # --- many logs ---

@@ -18,13 +18,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StringType, StructType
 
 from bk_spark.datasource.connections import LogPlace, log_at
+from bk_spark.datasource.name_case import names_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.pyspark_api import StreamArrowWriter
 from bk_spark.datasource.stream.identity import MicroBatch, micro_batch
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, idle_ledgers
 from bk_spark.datasource.writing.made_tables import refuse_made_table
-from bk_spark.datasource.writing.target_log import find_log, names_of
+from bk_spark.datasource.writing.target_log import find_log
 from bk_spark.datasource.writing.write_task import commit_batch, entry_form, task_ledgers
 from bk_spark.log.formats.message import CommitMessage, CommitRequest
 from bk_spark.log.formats.names import check_log_name

@@ -24,7 +24,8 @@ class Commit:
     Parameters
     ----------
     kind
-        What it did.
+        What it did. Its ``value`` is append, overwrite, truncate, log writer, append-ledger, or unknown if a release
+        that did not record commits wrote it.
     start_offset, end_offset
         It added the offsets ``[start_offset, end_offset)``, which may be none.
     time_ms
