@@ -29,6 +29,7 @@ from bk_spark.log.core.append import plan_append, read_head, read_tail
 from bk_spark.log.core.index_move import move_steps
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings
 from bk_spark.log.entries.pieces import Pieces, cut_splits
+from bk_spark.log.formats.commits import CommitKind, CommitRecord
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.metadata.znodes import CheckOp
@@ -84,9 +85,10 @@ class AppendTable:
         if read.head.next_offset == self.table.end_offset:
             return AlreadyDone(self.table.end_offset)
         time_ms = int(self.table.commit_time_ms[-1])
-        append = plan_append(
-            readings, self.paths, read, self.table, time_ms, read_tail(readings, self.paths, read.head)
-        )
+        # One commit for all: those of a stream take hardly more room.
+        record = CommitRecord(CommitKind.APPEND, len(self.table), time_ms)
+        tail = read_tail(readings, self.paths, read.head)
+        append = plan_append(readings, self.paths, read, self.table, time_ms, tail, record=record)
         operations = (CheckOp(self.paths.identity, -1), *append.operations)
         return Plan(append.preparations, operations, self.table.end_offset)
 

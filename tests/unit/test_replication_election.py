@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from bookie_server.replication.actions import (
     WithdrawVote,
     WriteAuditor,
 )
+from bookie_server.replication.auditor_performer import ElectionPerformer
 from bookie_server.replication.election import election_steps
 
 pytestmark = pytest.mark.unit
@@ -90,3 +93,15 @@ def test_the_end_of_its_session_ends_it() -> None:
     lost = RuntimeError(SessionLost())
     candidate.machine.fail(lost)
     assert candidate.machine.outcome == EndedBy(lost)
+
+
+@pytest.mark.parametrize("action", [CreateVote(), WithdrawVote("/V_0000000001"), WriteAuditor()], ids=repr)
+def test_an_action_that_is_cancelled_before_it_begins_leaves_no_coroutine(action: Any) -> None:
+    """A runner closes the coroutine of a task that never ran. Another one within it would be called never awaited."""
+
+    async def call(*_: object) -> None:
+        raise AssertionError("nothing may run")
+
+    access: Any = SimpleNamespace(call=call, bookie_id="b1", election=SimpleNamespace(vote=None, withdraw=None))
+    ElectionPerformer(access)(action).close()
+    gc.collect()
