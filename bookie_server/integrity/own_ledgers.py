@@ -39,17 +39,21 @@ class OwnLedgers:
 
     async def read(self, ledger_id: int, first: int, last: int) -> OwnFound:
         """Return which of the entries ``first`` … ``last`` can be read. Raises OSError."""
-        entry_ids: Int64s = np.arange(first, last + 1, dtype=np.int64)
-        if not len(entry_ids):
-            return OwnFound(entry_ids)
-        # Memory first: what leaves it meanwhile is in an entry log then.
-        positions = np.full(len(entry_ids), -1, np.int64)
+        if first > last:
+            return OwnFound(np.empty(0, np.int64))
+        # Memory first: what leaves it meanwhile is in an entry log then. The active half last: its copies are newer.
+        held: list[tuple[Int64s, Int64s]] = []
         for half in (self._storage.write_cache.flushing, self._storage.write_cache.active):
-            found = None if half is None else half.get(ledger_id, entry_ids)
-            if found is not None:
-                positions = np.where(found == -1, positions, found)
+            if half is not None and len(ids := half.entry_ids(ledger_id, first, last)):
+                positions = half.get(ledger_id, ids)
+                assert positions is not None
+                held.append((ids, positions))
 
         def with_logs() -> Int64s:
+            entry_ids: Int64s = np.arange(first, last + 1, dtype=np.int64)
+            positions = np.full(len(entry_ids), -1, np.int64)
+            for ids, found in held:
+                positions[ids - first] = found
             return entry_ids[(positions >= 0) | self._in_logs(ledger_id, entry_ids, locations_of(positions))]
 
         return OwnFound(await asyncio.to_thread(with_logs))
