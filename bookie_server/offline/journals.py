@@ -11,10 +11,13 @@ from typing import Final
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bookie_server.offline.directories import BookieDirectories, DirectoryKind
 from bookie_server.offline.numbered_files import NumberedFiles
+from bookie_server.storage.entrylog import entry_log
+from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, OFFSET_MASK
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import IDS, PADDING, ExplicitLacRecord, FenceRecord, MasterKeyRecord
 from bookie_server.storage.journal.journal_header import holds_records, is_ours
 from bookie_server.storage.journal.journal_reader import JournalPiece, JournalReader
+from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.records import LENGTH_BYTES
 
 _LAST_ID: Final = (1 << 63) - 1
@@ -27,6 +30,8 @@ class RecordKind(enum.Enum):
     """What a record is."""
 
     ENTRY = "entry"
+    LOCATED = "located"
+    """An entry whose bytes are in an entry log only."""
     MASTER_KEY = "masterkey"
     FENCE = "fence"
     EXPLICIT_LAC = "explicitlac"
@@ -39,7 +44,9 @@ class FoundRecord:
     """One record. ``offset`` is where it begins, with its length field; ``size_bytes`` is without that field.
 
     ``entry_id`` is that of an entry, or the number of a record that this release does not know. ``lac`` is that of an
-    explicit LAC. ``entry`` is a stored entry. ``group`` is of a seal: where its group begins and ends.
+    explicit LAC. ``entry`` is a stored entry. ``group`` is of a seal: where its group begins and ends. ``location`` is
+    of an entry that is in an entry log only: the file's name, and where its record begins there, with the size field.
+    One record of the journal may name many such entries.
     """
 
     kind: RecordKind
@@ -50,6 +57,7 @@ class FoundRecord:
     lac: int | None = None
     entry: memoryview | None = None
     group: tuple[int, int] | None = None
+    location: tuple[str, int] | None = None
 
 
 def find_journals(bookie: BookieDirectories, name: str | None) -> list[str]:
@@ -105,7 +113,7 @@ def _records_of(piece: JournalPiece) -> Iterator[FoundRecord]:
     at = 0
     for start, length in zip(piece.starts.tolist(), piece.lengths.tolist(), strict=True):
         yield from _seals(piece, at, start - LENGTH_BYTES)
-        yield _record(memoryview(piece.data)[start : start + length], piece.position + start - LENGTH_BYTES)
+        yield from _found(memoryview(piece.data)[start : start + length], piece.position + start - LENGTH_BYTES)
         at = start + length
     yield from _seals(piece, at, piece.end)
 
@@ -123,16 +131,28 @@ def _seals(piece: JournalPiece, at: int, end: int) -> Iterator[FoundRecord]:
         at += PADDING.size + size_bytes
 
 
-def _record(body: memoryview, offset: int) -> FoundRecord:
+def _found(body: memoryview, offset: int) -> Iterator[FoundRecord]:
     ledger_id, entry_id = IDS.unpack_from(body)
     if entry_id >= 0:
-        return FoundRecord(RecordKind.ENTRY, offset, len(body), ledger_id, entry_id, entry=body)
-    match journal.special_record(bytes(body)):
+        yield FoundRecord(RecordKind.ENTRY, offset, len(body), ledger_id, entry_id, entry=body)
+        return
+    special = journal.special_record(bytes(body))
+    if not isinstance(special, LocatedRecord):
+        yield _special(special, offset, len(body), ledger_id, entry_id)
+        return
+    columns = (special.ledger_ids, special.entry_ids, special.locations)
+    for one_ledger, one_entry, location in zip(*(column.tolist() for column in columns), strict=True):
+        place = (entry_log.file_name(location >> OFFSET_BITS), (location & OFFSET_MASK) - LENGTH_BYTES)
+        yield FoundRecord(RecordKind.LOCATED, offset, len(body), one_ledger, one_entry, location=place)
+
+
+def _special(special: object, offset: int, size_bytes: int, ledger_id: int, number: int) -> FoundRecord:
+    match special:
         case MasterKeyRecord():
-            return FoundRecord(RecordKind.MASTER_KEY, offset, len(body), ledger_id)
+            return FoundRecord(RecordKind.MASTER_KEY, offset, size_bytes, ledger_id)
         case FenceRecord():
-            return FoundRecord(RecordKind.FENCE, offset, len(body), ledger_id)
+            return FoundRecord(RecordKind.FENCE, offset, size_bytes, ledger_id)
         case ExplicitLacRecord(packet=packet) if len(packet) >= LAC_PACKET_HEADER.size:
             lac = LAC_PACKET_HEADER.unpack_from(packet)[1]
-            return FoundRecord(RecordKind.EXPLICIT_LAC, offset, len(body), ledger_id, lac=lac)
-    return FoundRecord(RecordKind.OTHER, offset, len(body), ledger_id, entry_id)
+            return FoundRecord(RecordKind.EXPLICIT_LAC, offset, size_bytes, ledger_id, lac=lac)
+    return FoundRecord(RecordKind.OTHER, offset, size_bytes, ledger_id, number)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bk_spark.bkctl import main
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.gc.entry_log_usage import read_usage
+from bookie_server.offline.journals import JournalFile, RecordKind
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
 from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.journal import journal
@@ -91,6 +95,24 @@ async def test_each_byte_is_written_once(place: Place, tmp_path: Path, direct: b
     for after in (place, killed):
         async with running(after) as bookie:
             await check(bookie, entries | small)
+
+
+@in_loop
+async def test_readjournal_says_where_they_are(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(place) as bookie:
+        await bookie.add(large(1, 0), large(2, 7, b"M"), large(1, 1))
+        (path,) = [place.journal / journal.file_name(each) for each in journal.journal_ids(str(place.journal))][-1:]
+    found = [each for each in JournalFile(str(path)).records() if each.kind is RecordKind.LOCATED]
+    assert [(each.ledger_id, each.entry_id) for each in found] == [(1, 0), (2, 7), (1, 1)]
+    for each in found:
+        assert each.location is not None
+        name, offset = each.location
+        at = (place.ledger / name).read_bytes()[offset : offset + 20]
+        assert struct.unpack(">iqq", at) == (LARGE, each.ledger_id, each.entry_id)
+    assert main(["readjournal", str(path), "--ledger", "2", "--first-entry", "7", "--json"]) == 0
+    *_, told = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (told["kind"], told["entry"]) == ("located", 7)
+    assert (told["entry_log"], told["entry_log_offset"]) == found[1].location
 
 
 @in_loop

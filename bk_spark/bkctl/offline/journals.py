@@ -53,7 +53,7 @@ def _is_wanted(record: FoundRecord, options: argparse.Namespace) -> bool:
         return False
     if options.first_entry is None and options.last_entry is None:
         return True
-    if record.kind is not RecordKind.ENTRY or record.entry_id is None:
+    if record.kind not in (RecordKind.ENTRY, RecordKind.LOCATED) or record.entry_id is None:
         return False
     last: int | None = options.last_entry
     return (options.first_entry or 0) <= record.entry_id and (last is None or record.entry_id <= last)
@@ -73,6 +73,9 @@ def _print(record: FoundRecord, payloads: Payloads | None, report: Report, journ
     if record.group is not None:
         values["group_start"], values["group_end"] = record.group
         columns += map(str, record.group)
+    if record.location is not None:
+        values["entry_log"], values["entry_log_offset"] = record.location
+        columns += map(str, record.location)
     if record.entry is not None and payloads is not None:
         more, text = payloads.shown(record.entry)
         values |= more
