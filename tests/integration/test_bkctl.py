@@ -217,7 +217,7 @@ def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFi
         ),
         (["log", "retention", "x", "--size", "-3"], "argument --size: '-3' must be a number of bytes, or one with"),
         (["log", "create", "x", "--digest-type", "MD5"], "argument --digest-type: invalid choice: 'MD5'"),
-        (["log", "wipe"], "argument list|show|read"),
+        (["log", "wipe"], "argument list|show|history|read"),
         (["ledger", "show", "x"], "argument LEDGER: 'x' is not an offset"),
     ],
 )

@@ -50,7 +50,7 @@ def test_there_are_four() -> None:
     assert len(NAMES) == 4
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name: str, tmp_path: Path) -> None:
