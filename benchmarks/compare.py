@@ -7,7 +7,7 @@ the highest, and both medians. ``run.cpu`` is added: CPU seconds of the whole ru
 
 With ``--limit`` the exit status is 1 if a figure of CPU time exceeds the limit; ``--judge`` chooses others, of which
 lower values must be better. They are judged by the lowest value of each side, which other programs disturb least.
-Before it fails, as many rounds again are run, twice.
+Before it fails, as many rounds again are run, up to four times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Final
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _RUN_TIMEOUT_S: Final = 3_600.0
 #: Rounds that are added before a loss counts, as multiples of the first ones.
-_MORE_TRIES: Final = 2
+_MORE_TRIES: Final = 4
 _SIDES: Final = ("base", "here")
 
 #: Benchmark, figure, and what else tells it from others, such as a size.
