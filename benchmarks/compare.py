@@ -63,11 +63,7 @@ def main(arguments_given: list[str] | None = None) -> int:
             for number in range(arguments.rounds):
                 for side in _SIDES if number % 2 == 0 else reversed(_SIDES):
                     _run(trees[side], [arguments.benchmark, *arguments.options], found[side])
-            lost = (
-                []
-                if arguments.limit is None
-                else losses(found["base"], found["here"], arguments.limit, arguments.judge)
-            )
+            lost = losses(found["base"], found["here"], arguments.limit, arguments.judge)
             if not lost or attempt == _MORE_TRIES:
                 break
     units = _tell(found, arguments.base)
