@@ -66,6 +66,9 @@ def main(arguments_given: list[str] | None = None) -> int:
             lost = losses(found["base"], found["here"], arguments.limit, arguments.judge)
             if not lost or attempt == _MORE_TRIES:
                 break
+    judged = [key for key in found["base"] if key in found["here"] and arguments.judge.search(key[1])]
+    if arguments.limit < math.inf and not judged:
+        sys.exit(f"--judge {arguments.judge.pattern}: no figure of both sides has such a name, so nothing was judged")
     units = _tell(found, arguments.base)
     for line in lost:
         print(line, file=sys.stderr)
