@@ -32,6 +32,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "slow_callers": ["--quick"],
     "small_tasks": ["--rounds", "1"],
     "spark_batch": [],
+    "spark_peers": ["--rounds", "1", "--scale", "0.2"],
     "stalled_peers": ["--quick"],
     "stream_batches": [],
     "stream_latency": [],

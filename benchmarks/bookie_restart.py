@@ -151,7 +151,7 @@ class _Run:
 
     async def _check_ledger(self, client: Client, ledger_id: int) -> int:
         reader = await client.recover_and_open(ledger_id)
-        count = self._per_pass * _PASSES
+        count: int = self._per_pass * _PASSES
         if reader.metadata.state is not LedgerState.CLOSED or reader.last_add_confirmed != count - 1:
             raise RuntimeError(f"ledger {ledger_id} ends at {reader.last_add_confirmed}, not {count - 1}")
         async with aclosing(reader.read_blocks(0, count - 1)) as blocks:

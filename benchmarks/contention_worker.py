@@ -41,6 +41,11 @@ def make(store: LogStore, name: str) -> dict[str, Any]:
     return {}
 
 
+def _set_at_end(ended: threading.Event) -> None:
+    sys.stdin.readline()
+    ended.set()
+
+
 def small(log: Log, app: str, every_s: float) -> dict[str, Any]:
     """Commit one range each ``every_s`` until told to end. Returns when each commit began (Unix time), its duration,
     and the failures."""
@@ -49,7 +54,7 @@ def small(log: Log, app: str, every_s: float) -> dict[str, Any]:
     begin()
     began_s, took_s, errors = [], [], []
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+    threading.Thread(target=_set_at_end, args=(ended,), daemon=True).start()
     start = time.monotonic()
     for batch_id in itertools.count():
         if ended.is_set():
@@ -105,7 +110,9 @@ def reap(log: Log, app: str, leftovers: int, number: int) -> dict[str, Any]:
     # The older commit compares no clocks.
     if "check_clock" in inspect.signature(reap_steps).parameters:
         log.set_policy(Policy(delete_grace_ms=0))
-    compare = {"check_clock": lambda: None} if "check_clock" in inspect.signature(reap_steps).parameters else {}
+    compare: dict[str, Any] = (
+        {"check_clock": lambda: None} if "check_clock" in inspect.signature(reap_steps).parameters else {}
+    )
     reports = []
 
     def rounds() -> None:

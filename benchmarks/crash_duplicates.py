@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql.functions import expr, row_number
 
 from benchmarks.crash_query import ROWS_PER_BATCH
-from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.kafka_broker import KafkaBrokers
 from benchmarks.report import figure
 from benchmarks.spark_session import session
 from benchmarks.stream_peers import BookKeeper, Kafka
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="bk-bench-") as name,
         LocalCluster(Path(name) / "cluster", bookies=3) as cluster,
-        KafkaBroker(Path(name) / "kafka") as broker,
+        KafkaBrokers(Path(name) / "kafka") as broker,
     ):
         peers = ((BookKeeper.name, cluster.metadata_service_uri), (Kafka.name, broker.bootstrap_servers))
         crashes = {kind: Crashes(Path(name), options.seed, options.crashes) for kind, _ in peers}

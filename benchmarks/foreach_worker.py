@@ -60,7 +60,7 @@ def main() -> None:
     )
     query = source.writeStream.foreachBatch(write).option("checkpointLocation", f"{directory}/checkpoint").start()
     while len(took_s) < WARM_UP + int(batches):
-        if query.awaitTermination(0.1):
+        if query.awaitTermination(1):
             break
     query.stop()
     spark.stop()

@@ -108,11 +108,11 @@ def open_ledgers(uri: str, size: int) -> None:
 def logs(uri: str, size: int) -> None:
     from bk_spark.datasource.entries.schemas import RAW_SCHEMA  # the others do not need PySpark
     from bk_spark.datasource.options.parse import parse_options
-    from bk_spark.datasource.stream.planner import StreamPlanner
+    from bk_spark.datasource.stream.planner import LogStreamPlanner
 
     options = parse_options({"metadataServiceUri": uri, "logPattern": "log-.*"}, writing=False, streaming=True)
     with _measure("query_start"):
-        planner = StreamPlanner(options, RAW_SCHEMA)
+        planner = LogStreamPlanner(options, RAW_SCHEMA)
         offset = planner.initial()
     assert len(offset.positions) == size
     took: list[tuple[float, float, float]] = []

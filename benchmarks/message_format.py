@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -35,14 +36,14 @@ def main(arguments: Sequence[str] = ()) -> None:
         rows = list(_rows(value_bytes))
         for compression in (None, "lz4", "zstd"):
             name = f"value {value_bytes} B, {compression or 'not compressed'}"
-            arrow, arrow_s = _best(lambda r=rows, c=compression: _arrow(r, c))
-            message, message_s = _best(lambda r=rows, c=compression: _messages(r, c))
+            arrow, arrow_s = _best(partial(_arrow, rows, compression))
+            message, message_s = _best(partial(_messages, rows, compression))
             figure(NAME, f"{name}: arrow", sum(map(len, arrow)) / ROWS, "B/row")
             figure(NAME, f"{name}: message", sum(map(len, message)) / ROWS, "B/row")
             figure(NAME, f"{name}: arrow written", ROWS / arrow_s, "rows/s of one core")
             figure(NAME, f"{name}: message written", ROWS / message_s, "rows/s of one core")
-            _, arrow_s = _best(lambda a=arrow: _read_arrow(a))
-            _, message_s = _best(lambda m=message, c=compression: _read_messages(m, c))
+            _, arrow_s = _best(partial(_read_arrow, arrow))
+            _, message_s = _best(partial(_read_messages, message, compression))
             figure(NAME, f"{name}: arrow read", ROWS / arrow_s, "rows/s of one core")
             figure(NAME, f"{name}: message read", ROWS / message_s, "rows/s of one core")
         figure(NAME, f"value {value_bytes} B: message with varints", _with_varints(rows), "B/row")

@@ -10,6 +10,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,8 +77,12 @@ def _past(store: LogStore, commits: int) -> None:
         ("time", Time(moment)),
         ("transaction", Transaction("app", commits // 2)),
     ):
-        found = _planned(lambda as_of=as_of: sum(len(table) for table in log.as_of(as_of).tables()))
+        found = _planned(partial(_count, log, as_of))
         figure(NAME, f"as of {name}", found, "ms", ratio=round(found / plain, 2))
+
+
+def _count(log: Log, as_of: int | Time | Transaction) -> int:
+    return sum(len(table) for table in log.as_of(as_of).tables())
 
 
 def _commit(log: Log, batch: int, *, overwrite: bool) -> None:

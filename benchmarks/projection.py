@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +76,7 @@ def _measure(compression: str, entries: list[memoryview], schema: pa.Schema) -> 
         figure(_BENCHMARK, f"skipped.{name}", skipped, "of entries", saves_at_most=round(saved, 4), **size)
 
 
-def _rows(rows: EntryRows, entry: memoryview) -> object:
+def _rows(rows: EntryRows, entry: memoryview) -> Iterable[pa.RecordBatch]:
     return rows.of(Payloads.of([entry]), Pieces.of([Piece(1, 0, 0, len(entry), 1, "flights", 0, 0)]))
 
 

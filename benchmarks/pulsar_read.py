@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ def _measure(
 
     def core(columns: str) -> tuple[float, float]:
         options = parse_options({"metadataServiceUri": uri, "pulsarTopic": topic}, writing=False)
-        schema = StructType.fromDDL(columns)
+        schema = cast(StructType, StructType.fromDDL(columns))
         started, cpu = time.perf_counter(), time.process_time()
         found = sum(
             batch.num_rows for split in batch_splits(options) for batch in read_topic_split(options, schema, split)

@@ -1,4 +1,4 @@
-"""A minimal streaming source and sink in Python: the lower bound for anything in Python."""
+"""Minimal sources and sinks in Python: the lower bound for anything in Python."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
@@ -54,6 +57,9 @@ class DiscardingSink(DataSource):
     def name(cls) -> str:
         return "discarding"
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _DiscardingBatchWriter()
+
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 (Spark's)
         return _DiscardingWriter()
 
@@ -69,3 +75,39 @@ class _DiscardingWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's)
         pass
+
+
+class _DiscardingBatchWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class MemorySource(DataSource):
+    """``format("memory-file")``: the batches of the Arrow file ``path``, which stays in memory, in ``tasks`` tasks."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "memory-file"
+
+    def schema(self) -> StructType:
+        with pa.ipc.open_file(pa.memory_map(self.options["path"])) as file:
+            return from_arrow_schema(file.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _MemoryReader(self.options["path"], int(self.options["tasks"]))
+
+
+class _MemoryReader(DataSourceReader):
+    def __init__(self, path: str, tasks: int) -> None:
+        self._path = path
+        self._tasks = tasks
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with pa.ipc.open_file(pa.memory_map(self._path)) as file:
+            for number in range(partition.value, file.num_record_batches, self._tasks):
+                yield file.get_batch(number)

@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import bk_spark
-from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.kafka_broker import KafkaBrokers
 from benchmarks.processes import cpu_seconds
 from benchmarks.report import figure
 from bk_spark import Log
@@ -63,7 +63,7 @@ _PEERS: Final = {
 class Ways:
     """Each method does one operation with ``rows``."""
 
-    def __init__(self, bk: bk_spark.BookKeeper, broker: KafkaBroker, directory: Path, rows: pa.Table) -> None:
+    def __init__(self, bk: bk_spark.BookKeeper, broker: KafkaBrokers, directory: Path, rows: pa.Table) -> None:
         try:
             import confluent_kafka
         except ImportError as error:
@@ -189,13 +189,13 @@ def main(arguments: list[str]) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="bk-scan-") as directory,
         LocalCluster(Path(directory) / "bookies", bookies=3) as cluster,
-        KafkaBroker(Path(directory) / "kafka", partitions=1) as broker,
+        KafkaBrokers(Path(directory) / "kafka", partitions=1) as broker,
         bk_spark.connect(cluster.metadata_service_uri) as bk,
     ):
         rows = _rows(count)
         ways = Ways(bk, broker, Path(directory), rows)
-        assert broker.pid is not None
-        servers = {"log": [bookie.pid for bookie in cluster.bookies], "kafka": [broker.pid], "parquet": []}
+        bookies = [bookie.pid for bookie in cluster.bookies if bookie.pid]
+        servers: dict[str, list[int]] = {"log": bookies, "kafka": broker.pids, "parquet": []}
         for number in range(rounds + 1):
             # Writes first: reads read what this round wrote.
             for group in (ways.writes(), ways.reads()):
@@ -210,8 +210,8 @@ def main(arguments: list[str]) -> None:
                         seconds[name].append(taken)
                         cpu[name].append(cost)
     size = rows.nbytes / count
-    for name, taken in seconds.items():
-        figure(NAME, f"{name}.rows", count / statistics.median(taken), "rows/s", row_bytes=round(size))
+    for name, times in seconds.items():
+        figure(NAME, f"{name}.rows", count / statistics.median(times), "rows/s", row_bytes=round(size))
         figure(NAME, f"{name}.cpu", statistics.median(cpu[name]) / count * 1e6, "s/million rows")
     for name, peers in _PEERS.items():
         for peer in peers:

@@ -86,11 +86,16 @@ def _writer_without(client: BlockingClient, uri: str, avoided: str) -> BlockingW
     raise RuntimeError(f"no ensemble without {avoided} was chosen")
 
 
+def _set_at_end(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
+
+
 def main(arguments: Sequence[str]) -> None:
     uri, avoided, per_s, size_bytes = arguments[0], arguments[1], float(arguments[2]), int(arguments[3])
     payload = bytes(size_bytes)
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    threading.Thread(target=_set_at_end, args=(ended,), daemon=True).start()
     adds: list[tuple[float, float]] = []
     with BlockingClient(uri) as client:
         writer = _writer_without(client, uri, avoided)

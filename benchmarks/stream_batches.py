@@ -28,7 +28,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.kafka_broker import KafkaBrokers
 from benchmarks.python_peers import DiscardingSink, LeastSource
 from benchmarks.report import figure
 from benchmarks.spark_session import session
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> None:
         cluster = stack.enter_context(LocalCluster(directory / "cluster", bookies=3))
         peers: list[Peer] = [BookKeeper(cluster.metadata_service_uri)]
         if kafka:
-            broker = stack.enter_context(KafkaBroker(directory / "kafka", partitions=1))
+            broker = stack.enter_context(KafkaBrokers(directory / "kafka", partitions=1))
             peers.append(Kafka(broker.bootstrap_servers))
         spark = stack.enter_context(session(directory, kafka=kafka, unix_sockets=unix_sockets))
         spark.dataSource.register(LeastSource)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.kafka_broker import KafkaBrokers
 from benchmarks.report import figure
 from benchmarks.spark_session import session
 from benchmarks.stream_peers import BookKeeper, Kafka, Peer, last_batch, rate, wait_until
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> None:
         bench = StreamLatency(spark, options.seconds)
         ours = bench.measure(BookKeeper(cluster.metadata_service_uri))
         if not options.no_kafka:
-            with KafkaBroker(Path(directory) / "kafka") as broker:
+            with KafkaBrokers(Path(directory) / "kafka") as broker:
                 theirs = bench.measure(Kafka(broker.bootstrap_servers))
             for name, value in ours.items():
                 figure(NAME, f"{name}.over_kafka", value / theirs[name], "ratio")

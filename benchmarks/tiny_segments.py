@@ -99,7 +99,7 @@ def _make(store: LogStore, name: str, rows: int, tasks: int, *, batch_rows: int)
             writer.append_many([os.urandom(VALUE_BYTES)] * min(per_task, _ROWS_AT_ONCE))
         log.ledgers.close(writer.ledger_id)
         ledgers.append(writer.ledger_id)
-    messages = []
+    messages: list[CommitMessage] = []
     for first in range(0, per_task, batch_rows):
         for ledger_id in ledgers:
             part = LedgerRange(ledger_id, first, first + batch_rows - 1, batch_rows, batch_rows * VALUE_BYTES)

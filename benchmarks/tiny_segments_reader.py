@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,7 +18,10 @@ from bk_spark.datasource.entries.schemas import RAW_SCHEMA
 from bk_spark.datasource.entries.split_rows import read_split
 from bk_spark.datasource.options.parse import parse_options
 from bk_spark.datasource.pushdown import Conditions
-from bk_spark.datasource.stream.planner import StreamPlanner
+from bk_spark.datasource.stream import planner as planners
+
+#: The name that checkouts of release 0.1.0 do not have.
+_Planner: Callable[..., Any] = getattr(planners, "LogStreamPlanner", None) or planners.StreamPlanner
 
 #: Longer than a planner's cached lists are valid.
 _IDLE_S = 1.1
@@ -43,7 +47,11 @@ def read(uri: str, log: str) -> dict[str, Any]:
 
 def spark(uri: str, log: str, warm_up: str) -> dict[str, Any]:
     """Read a batch with Spark on two cores, warm."""
-    settings = {"spark.ui.enabled": False, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": False,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
     with SparkSession.builder.master("local[2]").config(map=settings).getOrCreate() as session:
         session.sparkContext.setLogLevel("ERROR")
 
@@ -65,7 +73,7 @@ def idle(uri: str, pattern: str) -> dict[str, Any]:
     planning of a batch over the same logs."""
     options = parse_options({"metadataServiceUri": uri, "logPattern": pattern}, writing=False, streaming=True)
     began = time.perf_counter()
-    planner = StreamPlanner(options, RAW_SCHEMA)
+    planner = _Planner(options, RAW_SCHEMA)
     offset = planner.initial()
     first_s = time.perf_counter() - began
     times = []
@@ -83,4 +91,5 @@ def idle(uri: str, pattern: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
-    print(json.dumps({"read": read, "spark": spark, "idle": idle}[what](*arguments)), flush=True)
+    works: dict[str, Callable[..., dict[str, Any]]] = {"read": read, "spark": spark, "idle": idle}
+    print(json.dumps(works[what](*arguments)), flush=True)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from bookie_server.local.zookeeper import find_java
 from tests.interop import jvm
@@ -191,7 +191,7 @@ class JavaClient:
     def pid(self) -> int:
         return self._process.pid
 
-    def __enter__(self) -> JavaClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
