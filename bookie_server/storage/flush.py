@@ -1,10 +1,10 @@
 """Flushes: entries before a mark in the journals become durable in entry logs and index files.
 
 The order makes it safe (compatibility.md §5.3): take the marks and the full half of the write cache in one step → write
-and sync entry logs, sorted by ledger → write and sync index files → write the marks to every ledger directory → remove
-journals. If a half cannot be written, it stays in memory, where readers find it, and the next flush retries it with its
-own marks. Until then no mark advances. Entries above the limit of the index files are left out of them
-(entry_limit.py).
+and sync entry logs, sorted by ledger → sync journals whose groups were not → write and sync index files → write the
+marks to every ledger directory → remove journals. If a half cannot be written, it stays in memory, where readers find
+it, and the next flush retries it with its own marks. Until then no mark advances. Entries above the limit of the index
+files are left out of them (entry_limit.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -66,6 +66,8 @@ class FlushCounters:
 class Flusher:
     """Runs flushes one at a time; file work runs in ``executor`` (one thread).
 
+    ``sync_journals`` makes durable what they hold, and raises SyncFailedError. Otherwise a power cut could keep an
+    entry in the index, and in the journal only an older copy of it, which the replay would put in its place.
     ``durable_marks`` returns the marks after everything in the write cache, one for each journal.
     ``remove_journals(marks)`` is called in the thread once the marks are durable, and so is ``release_logs(ids)`` for
     logs of large entries that were closed (:meth:`note_left_logs`).
@@ -82,6 +84,7 @@ class Flusher:
         entry_log_writer: EntryLogWriter,
         entry_limit: EntryLimit,
         last_marks: Sequence[LogMark],
+        sync_journals: Callable[[], Awaitable[None]],
         durable_marks: Callable[[], list[LogMark]],
         remove_journals: Callable[[Sequence[LogMark]], None],
         release_logs: Callable[[Collection[int]], None],
@@ -94,6 +97,7 @@ class Flusher:
         self._index = index
         self._entry_log_writer = entry_log_writer
         self._entry_limit = entry_limit
+        self._sync_journals = sync_journals
         self._durable_marks = durable_marks
         self._remove_journals = remove_journals
         self._release_logs = release_logs
@@ -129,6 +133,7 @@ class Flusher:
             for batch in self._batches():
                 try:
                     await self._in_thread(self._write_logs, batch)
+                    await self._sync_journals()
                     await self._in_thread(self._write_index, batch)
                     await self._update_cache(batch)
                     self._drop(batch)
@@ -140,7 +145,7 @@ class Flusher:
                 self._count(batch, started)
 
     def run_blocking(self) -> None:
-        """Same as :meth:`run`, without an event loop: during and after replay."""
+        """Same as :meth:`run`, without an event loop: during and after replay. The journals are synced then."""
         for batch in self._batches():
             self._write_logs(batch)
             self._write_index(batch)

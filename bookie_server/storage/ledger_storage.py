@@ -121,6 +121,7 @@ class LedgerStorage:
             entry_log_writer=self.entry_log_writer,
             entry_limit=self.entry_limit,
             last_marks=marks,
+            sync_journals=self._sync_journals,
             durable_marks=lambda: marks if self._journals is None else self._journals.durable_marks(),
             remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
             release_logs=self._release_logs,
@@ -286,6 +287,13 @@ class LedgerStorage:
         once if nothing is outstanding."""
         if not self.journals.barrier(done, ledger_id):
             done(not self._failed)
+
+    async def _sync_journals(self) -> None:
+        """Make durable what the journals hold of applied groups. Raises SyncFailedError."""
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        asked = self.journals.sync_written(lambda ok: None if outcome.done() else outcome.set_result(ok))
+        if asked and not await outcome:
+            raise files.SyncFailedError("a journal could not be synced before its entries went into the index")
 
     def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
         """Store records from a journal without journaling them again. Blocking; before :meth:`start`."""

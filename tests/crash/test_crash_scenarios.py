@@ -82,6 +82,22 @@ def test_b2_between_every_write_and_sync() -> None:
     assert crashes.counts.starts > crashes.counts.cuts
 
 
+def test_b2_without_syncs_no_older_copy_comes_back_from_the_journal() -> None:
+    """A flush made the newer copy durable. Whatever part of the journal is left, its replay must not go back."""
+
+    async def run(workload: Workload) -> None:
+        (first,) = workload.entries(1, 1)
+        await workload.add([first])
+        await workload.add([workload.entry(1, first.entry_id)], recovery=True)
+        await workload.checkpoint()
+        await workload.add(workload.entries(2, 1))
+
+    recording = record(Shape(sync_journals=False), run)
+    with Crashes(recording, Effort(torn=3, mixtures=10, nested=0, losses=0), seed=1) as crashes:
+        crashes.all()
+    assert crashes.counts.unsynced > 0
+
+
 @pytest.mark.parametrize("compacts", [False, True])
 def test_b2_what_a_killed_process_wrote_and_did_not_sync(compacts: bool) -> None:
     """The next one finds it there, in the page cache, and must not rely on it before it is durable."""

@@ -89,6 +89,10 @@ class Running:
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         return await outcome if self.journals.barrier(outcome.set_result) else True
 
+    async def sync_written(self) -> bool:
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        return await outcome if self.journals.sync_written(outcome.set_result) else True
+
     async def probe(self) -> bool | None:
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         return await outcome if self.journals.probe(outcome.set_result) else None
@@ -639,6 +643,28 @@ async def test_without_syncs_a_file_is_synced_before_the_next_begins(tmp_path: P
         assert mark == LogMark(17, 512)
         assert disk.calls.count("fdatasync") == 0
     assert entries(tmp_path) == [(1, 0), (1, 1)]
+
+
+@in_loop
+async def test_without_syncs_what_is_written_can_be_synced_while_nothing_else_can_be_written(
+    tmp_path: Path, disk: FailingOs
+) -> None:
+    settings = config(tmp_path, journal_sync_data=False, journal_page_cache_flush_interval_ms=HOUR_MS)
+    told = Told()
+    async with running(settings, told) as here:
+        assert await here.submit(1, 0)
+        mark = here.finished[-1][0].mark
+        disk.fill_disk(100)
+        assert not await here.submit(1, 1)
+        assert await here.sync_written()
+        assert here.journals.durable_marks() == [mark]
+        assert here.journals.write_error is not None  # a sync does not say that there is room
+        assert not here.journals.sync_written(lambda ok: None)
+        disk.heal()
+        assert await here.submit(1, 2)
+        disk.fail("fdatasync", errno.EIO)
+        assert not await here.sync_written()
+        assert [type(error) for error in told.failures] == [SyncFailedError]
 
 
 @in_loop

@@ -256,6 +256,7 @@ async def test_a_mark_never_goes_back(tmp_path: Path) -> None:
             entry_log_writer=storage.entry_log_writer,
             entry_limit=storage.entry_limit,
             last_marks=place.marks(),
+            sync_journals=storage._sync_journals,
             durable_marks=lambda: list(durable),
             remove_journals=lambda marks: removed.append(list(marks)),
             release_logs=lambda entry_log_ids: None,

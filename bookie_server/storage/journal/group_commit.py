@@ -3,9 +3,9 @@
 The event loop fills the pending group. The journal's thread takes the whole group (group_timing.py says when), writes
 and syncs it, and reports back to the loop. A group succeeds or fails as a whole.
 
-**Without ``sync_data``** a group is acknowledged once it is written. The file is synced before a new file begins, at a
-barrier, at shutdown, and ``page_cache_flush_interval_ms`` after the first unsynced write.
-:attr:`GroupCommit.durable_mark` advances only with these syncs.
+**Without ``sync_data``** a group is acknowledged once it is written. The file is synced before a new file begins and
+before a flush writes the index, at a barrier, at shutdown, and ``page_cache_flush_interval_ms`` after the first
+unsynced write. :attr:`GroupCommit.durable_mark` advances only with these syncs.
 
 **When a write fails** (no room, I/O error), the writer has cut the file back, so the journal is unchanged. But the
 pending group may depend on the failed one: its entries may need a master key record in it, for example. So the thread
@@ -86,6 +86,7 @@ class GroupCommit:
         self._held: OSError | None = None  # a write failed, and the loop has not handled it yet
         self._waiting = False
         self._stopping = False
+        self._syncs: list[DoneCallback] = []
 
         # Used by the thread only.
         self._ended = False
@@ -139,6 +140,16 @@ class GroupCommit:
             self._pending.done.append(done)
             self._pending.must_sync = True
             self._note_filled()
+        return True
+
+    def sync_written(self, done: DoneCallback) -> bool:
+        """Call ``done(ok)`` when all groups decided so far are synced. Return False if they are already. Unlike a
+        barrier, this neither waits for other groups nor fails because they cannot be written."""
+        with self._condition:
+            if self._config.journal_sync_data or not self._writer.unsynced:
+                return False
+            self._syncs.append(done)
+            self._condition.notify()
         return True
 
     def probe(self, done: DoneCallback) -> bool:
@@ -270,6 +281,8 @@ class GroupCommit:
                 if self._stopping and not self._filled:
                     self._ended = True
                     return None
+                if self._syncs:
+                    return None
                 waits: list[float] = []
                 if self._filled and (self._held is None or self._stopping):
                     reason, wait = self._go(now)
@@ -371,15 +384,18 @@ class GroupCommit:
         return self._unsynced_since + self._config.journal_page_cache_flush_interval_ms / 1000
 
     def _sync_alone(self) -> None:
-        if self._fatal is not None or not self._writer.unsynced:
-            return
-        try:
-            self._writer.sync()
-        except Exception as error:
-            self._note_failure(error)
-            self._report(self._sync_failed, error)
-        else:
-            self._report(self._note_synced, self._writer.synced)
+        with self._condition:
+            asked, self._syncs = self._syncs, []
+        if self._fatal is None and self._writer.unsynced:
+            try:
+                self._writer.sync()
+            except Exception as error:
+                self._note_failure(error)
+                self._report(self._sync_failed, error)
+            else:
+                self._report(self._note_synced, self._writer.synced)
+        for done in asked:
+            self._report(done, self._fatal is None)
 
     def _report(self, callback: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(callback, *arguments)

@@ -135,6 +135,11 @@ class Journals:
             return self._commits[ledger_id % len(self._commits)].barrier(done)
         return _all_of([commit.barrier for commit in self._commits], done)
 
+    def sync_written(self, done: DoneCallback) -> bool:
+        """Call ``done(ok)`` once all groups decided so far are synced, even while a journal cannot be written. Return
+        False, without a call, if that is already so."""
+        return _all_of([commit.sync_written for commit in self._commits], done)
+
     def probe(self, done: DoneCallback) -> bool:
         """Test whether journals whose last write failed can be written again: each allocates a whole step and writes an
         empty group. Then call ``done(ok)``. Return False, without a call, if no journal's last write failed."""

@@ -127,6 +127,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_storage_flushes.py::test_each_step_is_durable_before_the_next",),
     ),
     Mutation(
+        "Without syncs of groups, the journals are synced before the index is written.",
+        "bookie_server/storage/flush.py",
+        "                    await self._sync_journals()\n",
+        "",
+        ("tests/crash/test_crash_scenarios.py::test_b2_without_syncs_no_older_copy_comes_back_from_the_journal",),
+    ),
+    Mutation(
         "Marks are taken with the data, before the flush writes it.",
         "bookie_server/storage/flush.py",
         "await self._in_thread(self._finish, batch.marks)",
