@@ -221,6 +221,7 @@ class ClusterServices:
             quorum,
             self._racks.of(writable),
             self._quarantined(writable),
+            hosts=self._racks.hosts(writable),
             read_only=len(self._registry.read_only()),
         )
 
@@ -235,6 +236,7 @@ class ClusterServices:
             usable,
             racks,
             self._quarantined(usable),
+            hosts=self._racks.hosts([*ensemble, *usable]),
             read_only=len(self._registry.read_only()),
         )
         self._wanting = False
@@ -270,6 +272,7 @@ class ClusterServices:
             usable,
             racks,
             self._quarantined(usable),
+            hosts=self._racks.hosts([*ensemble, *usable]),
             read_only=len(self._registry.read_only()),
         )
         members = [chosen if position == index else bookie_id for position, bookie_id in enumerate(ensemble)]

@@ -195,6 +195,20 @@ async def test_bookies_that_are_read_only_are_told_of_where_a_ledger_needs_them(
 
 
 @staged()
+async def test_copies_go_to_several_hosts(stage: Stage) -> None:
+    """Where a host runs several bookies, its failure takes one copy of an entry. No registration is read for it."""
+    stage.register(*(f"h{host}:{port}" for host in range(3) for port in range(4)))
+    for _ in range(25):
+        ensemble = await stage.services.choose_ensemble(THREE)
+        assert {bookie.partition(":")[0] for bookie in ensemble} == {"h0", "h1", "h2"}
+    ensemble = ("h0:1", "h1:1", "h2:1")
+    found = {await stage.services.choose_replacement(THREE, ensemble, 1, ()) for _ in range(25)}
+    assert found == {"h1:0", "h1:2", "h1:3"}
+    chosen, _ = await stage.services.choose_target(THREE, ensemble, 2, ())
+    assert chosen in {"h2:0", "h2:2", "h2:3"}
+
+
+@staged()
 async def test_replacements_are_not_of_the_ensemble(stage: Stage) -> None:
     stage.register("h1:1", "h2:1", "h3:1", "h4:1", "h5:1")
     ensemble = ("h1:1", "h2:1", "h3:1")

@@ -16,6 +16,7 @@ from bk_spark.bookie.placement.placement import (
     Spread,
     find_misplaced,
     judge_spread,
+    shared_hosts,
     unspread_windows,
 )
 from bk_spark.protocol.errors import NotEnoughBookiesError
@@ -261,3 +262,59 @@ def test_large_clusters_take_no_time(quorum: Quorum, count: int) -> None:
     lopsided = {bookie: "/r0" if number > 3 else f"/r{number}" for number, bookie in enumerate(racks)}
     ensemble = Placement(random.Random(10), 3).ensemble(quorum, lopsided)
     assert len(set(ensemble)) == quorum.ensemble_size
+
+
+def fewest_shared(quorum: Quorum, racks: dict[str, str], hosts: dict[str, str]) -> int:
+    """By trying everything: the fewest windows that share a host, with the racks spread as far as they can be."""
+    orders = list(itertools.permutations(racks, quorum.ensemble_size))
+    unspread = [unspread_windows(quorum, [racks[bookie] for bookie in order], 2) for order in orders]
+    best = [order for order, count in zip(orders, unspread, strict=True) if count == min(unspread)]
+    return min(shared_hosts(quorum, [hosts[bookie] for bookie in order]) for order in best)
+
+
+def test_copies_are_on_several_hosts_as_far_as_they_can_be() -> None:
+    """Two bookies of one host fail together."""
+    source = random.Random(3)
+    for hosts in clusters(6):
+        racks = dict.fromkeys(hosts, DEFAULT_RACK)
+        for quorum in quorums(min(4, len(hosts))):
+            ensemble = Placement(source, 2).ensemble(quorum, racks, hosts=hosts)
+            assert len(set(ensemble)) == quorum.ensemble_size
+            shared = shared_hosts(quorum, [hosts[bookie] for bookie in ensemble])
+            assert shared == fewest_shared(quorum, racks, hosts), (quorum, hosts, ensemble)
+
+
+@pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(4, 2, 2), Quorum(6, 3, 2)])
+def test_racks_come_before_hosts_and_hosts_within_racks(quorum: Quorum) -> None:
+    racks = {f"h{host}:{port}": f"/r{host // 3}" for host in range(6) for port in range(3)}
+    hosts = {bookie: bookie.partition(":")[0] for bookie in racks}
+    for seed in range(50):
+        ensemble = Placement(random.Random(seed), 2).ensemble(quorum, racks, hosts=hosts)
+        assert not unspread_windows(quorum, [racks[bookie] for bookie in ensemble], 2)
+        assert not shared_hosts(quorum, [hosts[bookie] for bookie in ensemble])
+    # Both racks are one host here: the spread over racks counts.
+    one = dict.fromkeys(racks, "h") | {"h0:0": "h0"}
+    ensemble = Placement(random.Random(1), 2).ensemble(quorum, racks, hosts=one)
+    assert not unspread_windows(quorum, [racks[bookie] for bookie in ensemble], 2)
+
+
+def test_a_bookie_that_failed_lately_is_not_chosen_for_its_host() -> None:
+    hosts = {"h1:1": "h1", "h1:2": "h1", "h2:1": "h2"}
+    racks = dict.fromkeys(hosts, DEFAULT_RACK)
+    for seed in range(20):
+        assert set(Placement(random.Random(seed)).ensemble(Quorum(2, 2, 2), racks, ["h2:1"], hosts=hosts)) == {
+            "h1:1",
+            "h1:2",
+        }
+
+
+def test_a_replacement_is_on_another_host() -> None:
+    hosts = {f"h{host}:{port}": f"h{host}" for host in range(4) for port in range(3)}
+    racks = dict.fromkeys(hosts, DEFAULT_RACK)
+    ensemble = ("h0:0", "h1:0", "h2:0")
+    policy = Placement(random.Random(1), 2)
+    found = {policy.replacement(Quorum(3, 3, 2), ensemble, 1, hosts, racks, hosts=hosts) for _ in range(40)}
+    # Its own host is free again.
+    assert found == {"h1:1", "h1:2", "h3:0", "h3:1", "h3:2"}
+    only = ["h0:1", "h2:1"]
+    assert policy.replacement(Quorum(3, 3, 2), ensemble, 1, only, racks, hosts=hosts) in only

@@ -5,6 +5,9 @@ Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, from ``e mod E`` on 
 bookies are in at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``). The default
 rack is none of them: it is where bookies are whose rack no source tells.
 
+Two bookies of one host fail together, so a window should not have both. Apache's policy does not look at hosts. This
+comes after racks, is never enforced, and costs nothing where each bookie has a host of its own.
+
 Bookies that failed lately (``last``) are chosen only if there are too few others, and then as few as possible.
 
 Any ensemble of different bookies is legal metadata (compatibility.md §4.13), so the spread is optional unless
@@ -29,6 +32,8 @@ DEFAULT_RACK: Final = "/default-rack"
 _ROOM: Final = "make room on their disks, which are probably full (a bookie's log says why it is read-only)"
 #: Maximum number of steps of the search for a spread ensemble. After that the best found so far is used.
 _SEARCH_STEPS: Final = 20_000
+#: How often bookies are chosen for an order of racks. The choice with the fewest windows that share a host is used.
+_HOST_TRIES: Final = 10
 
 
 class Spread(enum.Enum):
@@ -52,10 +57,16 @@ class Placement:
     enforce: bool = False
 
     def ensemble(
-        self, quorum: Quorum, racks: Mapping[str, str], last: Collection[str] = (), *, read_only: int = 0
+        self,
+        quorum: Quorum,
+        racks: Mapping[str, str],
+        last: Collection[str] = (),
+        *,
+        hosts: Mapping[str, str] | None = None,
+        read_only: int = 0,
     ) -> tuple[str, ...]:
         """Choose different bookies from the keys of ``racks`` (whose values are their racks), in ensemble order.
-        ``read_only`` is the number of read-only bookies, for error texts.
+        ``hosts`` has their hosts. ``read_only`` is the number of read-only bookies, for error texts.
 
         Raises NotEnoughBookiesError: too few bookies, or with ``enforce`` no spread ensemble.
         """
@@ -67,15 +78,13 @@ class Placement:
         least_poor = max(0, size - len(good))
         need = self._need(quorum)
         if need == 1 or (not self.enforce and len(set(racks.values())) == 1):
-            chosen = self.random.sample(good, size - least_poor) + self.random.sample(poor, least_poor)
-            self.random.shuffle(chosen)
-            return tuple(chosen)
+            return self._fill(quorum, [""] * size, {"": good}, {"": poor}, hosts or {})
         most_poor = min(size, len(poor)) if len(set(racks.values())) >= need else least_poor
         for poor_count in range(least_poor, most_poor + 1):
             for search in self._searches(quorum, need, _by_rack(good, racks), _by_rack(poor, racks), poor_count):
                 order = search.run()
                 if order is not None and not (search.strict and search.unspread):
-                    return self._fill(order, search.good, search.poor)
+                    return self._fill(quorum, order, search.good, search.poor, hosts or {})
         raise NotEnoughBookiesError(
             f"every write quorum of {quorum.write_quorum_size} bookies must span at least {need} racks "
             f"(enforceMinNumRacksPerWriteQuorum), and no ensemble of {size} writable bookies does: "
@@ -91,14 +100,22 @@ class Placement:
         racks: Mapping[str, str],
         last: Collection[str] = (),
         *,
+        hosts: Mapping[str, str] | None = None,
         read_only: int = 0,
     ) -> str:
         """Choose one of ``usable`` that is not in ``ensemble``, for its position ``index``.
 
-        ``racks`` has the racks of both. A missing bookie is in the default rack. Raises NotEnoughBookiesError.
+        ``racks`` and ``hosts`` have those of both. A bookie that ``racks`` lacks is in the default rack, one that
+        ``hosts`` lacks has a host of its own. Raises NotEnoughBookiesError.
         """
         candidates = sorted(set(usable).difference(ensemble))
         need = self._need(quorum)
+        host_of = hosts or {}
+        neighbours = [
+            {host_of.get(ensemble[position], "") for position in window if position != index}
+            for window in _windows(quorum)
+            if index in window
+        ]
         # Racks do not matter if one is enough.
         windows = [
             [racks.get(ensemble[position], DEFAULT_RACK) for position in window if position != index]
@@ -106,10 +123,12 @@ class Placement:
             if index in window
         ]
 
-        def cost(bookie: str) -> tuple[bool, int, int, int]:
+        def cost(bookie: str) -> tuple[bool, int, int, int, int]:
             found = [{*window, racks.get(bookie, DEFAULT_RACK)} for window in windows]
             known = list(map(_count_known, found))
-            return bookie in last, sum(kind < need for kind in known), -sum(known), -sum(map(len, found))
+            host = host_of.get(bookie)
+            shared = sum(host in window for window in neighbours)
+            return bookie in last, sum(kind < need for kind in known), shared, -sum(known), -sum(map(len, found))
 
         costs = {bookie: cost(bookie) for bookie in candidates}
         if self.enforce:
@@ -142,9 +161,26 @@ class Placement:
             yield _Search(quorum, need, good, poor, poor_count, self.random, strict=False)
 
     def _fill(
-        self, order: Sequence[str], good: Mapping[str, Sequence[str]], poor: Mapping[str, Sequence[str]]
+        self,
+        quorum: Quorum,
+        order: Sequence[str],
+        good: Mapping[str, Sequence[str]],
+        poor: Mapping[str, Sequence[str]],
+        hosts: Mapping[str, str],
     ) -> tuple[str, ...]:
         """Choose a bookie for each rack in ``order``, one that failed lately only if the rack has no others."""
+        if len(set(hosts.values())) in (1, len(hosts)):
+            # All on one host, or each on its own.
+            return self._sample(order, good, poor)
+        tries = (self._on_many_hosts(quorum, order, good, poor, hosts) for _ in range(_HOST_TRIES))
+        best, fewest = next(tries)
+        while fewest and (found := next(tries, None)) is not None:
+            best, fewest = min((best, fewest), found, key=lambda tried: tried[1])
+        return best
+
+    def _sample(
+        self, order: Sequence[str], good: Mapping[str, Sequence[str]], poor: Mapping[str, Sequence[str]]
+    ) -> tuple[str, ...]:
         chosen: dict[str, list[str]] = {}
         for rack, count in Counter(order).items():
             of_good = self.random.sample(good[rack], min(count, len(good[rack])))
@@ -152,6 +188,35 @@ class Placement:
             chosen[rack] = of_good + of_poor
             self.random.shuffle(chosen[rack])
         return tuple(chosen[rack].pop() for rack in order)
+
+    def _on_many_hosts(
+        self,
+        quorum: Quorum,
+        order: Sequence[str],
+        good: Mapping[str, Sequence[str]],
+        poor: Mapping[str, Sequence[str]],
+        hosts: Mapping[str, str],
+    ) -> tuple[tuple[str, ...], int]:
+        """Choose for one position after the other a bookie whose host its window lacks, of these one whose host is in
+        the ensemble least. Return the bookies, and how many windows share a host."""
+        chosen: list[str] = []
+        used: Counter[str] = Counter()
+        for position, rack in enumerate(order):
+            near = {
+                hosts[chosen[other]]
+                for window in _windows(quorum)
+                if position in window
+                for other in window
+                if other < position
+            }
+            left = [bookie for bookie in good[rack] if bookie not in chosen]
+            left = left or [bookie for bookie in poor[rack] if bookie not in chosen]
+            costs = [(hosts[bookie] in near, used[hosts[bookie]]) for bookie in left]
+            least = min(costs)
+            bookie = self.random.choice([bookie for bookie, cost in zip(left, costs, strict=True) if cost == least])
+            chosen.append(bookie)
+            used[hosts[bookie]] += 1
+        return tuple(chosen), shared_hosts(quorum, [hosts[bookie] for bookie in chosen])
 
 
 def too_few_writable(needed: int, writable: int, read_only: int) -> str:
@@ -172,6 +237,11 @@ def unspread_windows(quorum: Quorum, racks: Sequence[str], min_racks: int) -> in
     if need <= 1:
         return 0
     return sum(_count_known(racks[position] for position in window) < need for window in _windows(quorum))
+
+
+def shared_hosts(quorum: Quorum, hosts: Sequence[str]) -> int:
+    """Count the windows of an ensemble on these hosts that have two bookies of one host."""
+    return sum(len({hosts[position] for position in window}) < len(window) for window in _windows(quorum))
 
 
 def find_misplaced(quorum: Quorum, racks: Sequence[str], min_racks: int) -> tuple[int, int]:

@@ -126,6 +126,15 @@ class Racks:
             unknown = {bookie_id: host for bookie_id, host in unknown.items() if bookie_id not in found}
         return racks
 
+    def hosts(self, bookies: Iterable[str]) -> dict[str, str]:
+        """Return the host of each bookie. Blocking. An id of the form ``host:port`` is believed, so that a client need
+        not read the registrations of all bookies."""
+        found = {}
+        for bookie_id in bookies:
+            host, colon, port = bookie_id.rpartition(":")
+            found[bookie_id] = host if colon and port.isdecimal() else self._host(bookie_id)
+        return found
+
     def _host(self, bookie_id: str) -> str:
         try:
             host = self._address_of(bookie_id)[0]

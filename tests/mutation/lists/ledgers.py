@@ -288,4 +288,18 @@ MUTATIONS: Final = (
             "test_the_latest_metadata_are_those_that_any_server_has_acknowledged",
         ),
     ),
+    Mutation(
+        "Copies of an entry go to different hosts.",
+        "bk_spark/bookie/placement/placement.py",
+        "if len(set(hosts.values())) in (1, len(hosts)):",
+        "if True:",
+        ("tests/unit/test_client_placement.py::test_copies_are_on_several_hosts_as_far_as_they_can_be",),
+    ),
+    Mutation(
+        "A bookie on another host takes the place of one that failed.",
+        "bk_spark/bookie/placement/placement.py",
+        "return bookie in last, sum(kind < need for kind in known), shared, -sum(known)",
+        "return bookie in last, sum(kind < need for kind in known), 0, -sum(known)",
+        ("tests/unit/test_client_placement.py::test_a_replacement_is_on_another_host",),
+    ),
 )
