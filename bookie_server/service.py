@@ -258,6 +258,7 @@ class BookieService:
             zookeeper=self._zookeeper,
         )
         ends.push_async_callback(server.close)
+        metrics_wiring.watch_grpc(self._metrics, server.gate)
         self._registration.add_endpoint(endpoint)
 
     def _make_actions(self, monitor: DiskMonitor, collector: GarbageCollector) -> AdminActions:

@@ -96,7 +96,7 @@ class ClusterSession:
             raise InvalidArgumentError(
                 f"transport=grpc needs more packages: pip install 'bk-spark[grpc]' ({error})"
             ) from error
-        return ConnectionPool(grpc_connects(self.services.grpc_address, self._tls), self.config)
+        return ConnectionPool(grpc_connects(self.services.grpc_address, self._tls, self._logins), self.config)
 
     async def close(self) -> None:
         """Close all connections, and the session with ZooKeeper if it is not shared. Safe to repeat."""

@@ -286,10 +286,6 @@ class ClientConfig(ZooKeeperSettings):
                 "networkTopologyScriptFileName"
             )
 
-        if self.transport == GRPC and self.client_auth:
-            raise InvalidArgumentError(
-                "clientAuthProviderFactoryClass is set, but gRPC has no logins: use certificates, or transport=native"
-            )
         if self.transport == GRPC and self.tls_enabled:
             wrong = (
                 (self.tls_protocols, "tlsEnabledProtocols"),

@@ -21,6 +21,7 @@ from bookie_server.storage.ledger_storage import LedgerStorage
 
 if TYPE_CHECKING:
     from bookie_server.integrity.data_check import DataCheckProgress
+    from bookie_server.net.grpc.gate import Gate  # its packages are an extra
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
 
@@ -115,6 +116,22 @@ def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
         ("requests_unauthorized", lambda: server.refused_requests),
     ):
         metrics.registry.watched_counter(f"bookkeeper_server_{name}", read)
+
+
+def watch_grpc(metrics: BookieMetrics, gate: Gate) -> None:
+    """Calls over gRPC, those that were refused, and bytes of messages."""
+    counters = gate.counters
+    metrics.gauge("bookkeeper_server_grpc_calls_in_progress", lambda: len(gate.places))
+    metrics.gauge("bookkeeper_server_grpc_sessions", lambda: len(gate.sessions))
+    for name, read in (
+        ("calls", lambda: counters.calls),
+        ("calls_unauthorized", lambda: counters.unauthorized),
+        ("calls_rejected", lambda: counters.rejected),
+        ("calls_failed", lambda: counters.failed),
+        ("received_bytes", lambda: counters.received_bytes),
+        ("sent_bytes", lambda: counters.sent_bytes),
+    ):
+        metrics.registry.watched_counter(f"bookkeeper_server_grpc_{name}", read)
 
 
 def watch_collector(metrics: BookieMetrics, collector: GarbageCollector) -> None:

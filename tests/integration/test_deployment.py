@@ -24,6 +24,7 @@ from bk_spark.protocol.errors import MetadataFormatError
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, free_port
 from tests.support.deploy import DEPLOY, asked_samples, expressions, read_yaml
+from tests.support.servers import WITH_GRPC
 
 TIMEOUT_S = 60.0
 ZONE = {"topology.kubernetes.io/zone": "zone-a"}
@@ -48,6 +49,7 @@ class FromManifests(BookieProcess):
         given = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
         self.settings = {key: value.replace("/bookkeeper/", f"{directory}/") for key, value in given.items()} | own
         self.settings |= {"httpServerPort": str(free_port()), "httpServerHost": "127.0.0.1"}
+        self.settings |= WITH_GRPC  # the dashboard has panels for it
 
     def probe(self, probe: dict[str, Any]) -> str:
         """Ask as the kubelet does."""

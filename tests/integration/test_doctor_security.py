@@ -81,18 +81,21 @@ def test_logins_and_rights(zk_only: LocalCluster, tmp_path: Path, doctor: Doctor
     table.write_text("all user:bookkeeper\nread user:reader\n")
     jaas = write_jaas(tmp_path / "bookie.jaas", "bookkeeper", users["bookkeeper"], users)
     keys = bookie_keys(jaas) | {"saslJaasClientAllowedIds": ".*", "authorizationFile": str(table)}
-    with serving([BookieProcess(tmp_path / "bookie", uri, **keys)]):
+    with serving([BookieProcess(tmp_path / "bookie", uri, **keys, **WITH_GRPC)]):
+        assert doctor(uri, client_keys(jaas) | {"transport": "grpc"})["bookies reached"]["status"] == "ok"
         found = doctor(uri, client_keys(jaas))
         assert found["bookies reached"]["status"] == "ok"
         assert "refuse" not in found["bookies' disks"]["seen"]
         found = doctor(uri, client_keys(write_jaas(tmp_path / "reader.jaas", "reader", users["reader"])))
         assert found["bookies reached"]["status"] == "ok"
         assert "give it the right admin" in _told(found["bookies' disks"], "warning")
-        found = doctor(uri, client_keys(write_jaas(tmp_path / "wrong.jaas", "reader", "not-it")))
-        told = _told(found["bookies reached"], "problem")
-        assert "login failed" in told
-        assert "correct the user or the password of --client-conf" in told
-        assert "not-it" not in json.dumps(found)
+        for transport in ("native", "grpc"):
+            wrong = client_keys(write_jaas(tmp_path / "wrong.jaas", "reader", "not-it")) | {"transport": transport}
+            found = doctor(uri, wrong)
+            told = _told(found["bookies reached"], "problem")
+            assert "login failed" in told
+            assert "correct the user or the password of --client-conf" in told
+            assert "not-it" not in json.dumps(found)
 
 
 def test_grpc_that_no_bookie_serves(zk_only: LocalCluster, tmp_path: Path, doctor: Doctor) -> None:

@@ -17,6 +17,7 @@ from tests.support.bookie import BookieProcess
 from tests.support.clusters import new_cluster, serving
 from tests.support.jaas import bookie_keys, client_keys, write_jaas
 from tests.support.registrations import forget
+from tests.support.servers import WITH_GRPC
 
 BOTH = Quorum(2, 2, 2)
 HEALING = {
@@ -45,7 +46,7 @@ class Guarded:
         self.bookies = [self.bookie(f"b{i}") for i in range(2)]
 
     def bookie(self, name: str, **settings: str) -> BookieProcess:
-        return BookieProcess(self.directory / name, self.uri, **self._keys, **settings)
+        return BookieProcess(self.directory / name, self.uri, **self._keys, **WITH_GRPC, **settings)
 
     def keys(self, user: str) -> dict[str, str]:
         return client_keys(write_jaas(self.directory / f"{user}.jaas", user, USERS[user], {}))
@@ -65,12 +66,16 @@ def guarded(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     assert not [password for password in USERS.values() if password in cluster.said()]
 
 
-@pytest.mark.parametrize("v2", ["true", "false"], ids=["v2", "v3"])
-def test_each_user_may_do_what_the_table_says(guarded: Guarded, v2: str) -> None:
+@pytest.mark.parametrize(
+    "over",
+    [{"useV2WireProtocol": "true"}, {"useV2WireProtocol": "false"}, {"transport": "grpc"}],
+    ids=["v2", "v3", "grpc"],
+)
+def test_each_user_may_do_what_the_table_says(guarded: Guarded, over: dict[str, str]) -> None:
     with (
-        guarded.client("writer", useV2WireProtocol=v2) as writes,
-        guarded.client("reader", useV2WireProtocol=v2) as reads,
-        guarded.client("recoverer", useV2WireProtocol=v2) as recovers,
+        guarded.client("writer", **over) as writes,
+        guarded.client("reader", **over) as reads,
+        guarded.client("recoverer", **over) as recovers,
     ):
         writer = writes.create(quorum=BOTH)
         writer.append_many([b"one", b"two"])

@@ -35,7 +35,9 @@ class Caller:
     """Calls over one channel."""
 
     def __init__(self, port: int, credentials: Any = None) -> None:
-        target, options = f"127.0.0.1:{port}", [("grpc.max_receive_message_length", -1)]
+        target = f"127.0.0.1:{port}"
+        # Each has a connection of its own.
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = (
             grpc.aio.insecure_channel(target, options=options)
             if credentials is None

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from bk_spark.bookie.auth.settings import SASL_CLIENT
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.grpc import GrpcConnection
@@ -400,10 +399,37 @@ def test_what_grpc_cannot_obey_is_refused(tmp_path: Path, key: str, value: str) 
     assert ClientConfig.from_properties(keys | {"transport": "native"}).transport == "native"
 
 
-def test_a_transport_that_is_none_and_a_login() -> None:
-    with pytest.raises(InvalidArgumentError, match="clientAuthProviderFactoryClass is set, but gRPC has no logins"):
-        ClientConfig.from_properties({"transport": "grpc", "clientAuthProviderFactoryClass": SASL_CLIENT})
+def test_a_transport_that_is_none() -> None:
     with pytest.raises(InvalidArgumentError, match="must be one of native, grpc"):
         ClientConfig(transport="grcp")
     with pytest.raises(InvalidArgumentError, match="did you mean"):
         ClientConfig.from_properties({"transport": "grcp"})
+
+
+def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not while an answer is owed. The bookie sees no call then."""
+
+    async def play() -> None:
+        bookie = HeldBookie()
+        async with grpc_front(bookie) as front, pool(front.port) as one:
+            connection = await one.get("b1")
+            places = front.server.gate.places
+            for _ in range(2):
+                assert len(await connection.read(1, range(3))) == 3
+                while len(places):
+                    await asyncio.sleep(0.005)
+            listener = Listener(connection)
+            connection.send([frames(0, [b"x"])])
+            while not bookie.entries:
+                await asyncio.sleep(0.005)
+            for _ in range(10):
+                await asyncio.sleep(0.02)
+                assert len(places) == 1
+            bookie.answer()
+            while len(places):
+                await asyncio.sleep(0.005)
+            assert (list(listener.codes), listener.lost, connection.closed) == ([0], False, False)
+            assert not connection._tasks
+
+    monkeypatch.setattr("bk_spark.bookie.connection.grpc_streams._IDLE_S", 0.05)
+    run(play())

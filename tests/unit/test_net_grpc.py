@@ -18,6 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.proto import bookie_pb2 as pb
 from bk_spark.protocol.wire.batches import SERVICE
+from bookie_server.net.common.access.front_access import FrontAccess
+from bookie_server.net.common.access.rights import Authorization
 from bookie_server.net.common.limits import NetConfig
 from tests.support.front import HeldBookie
 from tests.support.grpc_front import KEY, Caller, GrpcFront, batch, caller, grpc_front, records
@@ -352,3 +354,25 @@ async def test_a_message_beyond_the_limit_is_refused_before_it_is_taken(
         await call.read()
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert bookie.entries == 0
+
+
+def test_calls_and_bytes_are_counted(tmp_path: Path) -> None:
+    async def play() -> None:
+        (tmp_path / "rights").write_text("read *\n")
+        access = FrontAccess(authorization=Authorization.load(str(tmp_path / "rights")))
+        bookie = HeldBookie(1000)
+        async with asyncio.timeout(120), grpc_front(bookie, access=access) as front, caller(front.port) as one:
+            counters = front.server.gate.counters
+            (found,) = await one.read(request_id=1, ledger_id=1, first_entry_id=0, count=3)
+            assert (found.code, counters.calls) == (pb.CODE_OK, 1)
+            assert counters.received_bytes == len(
+                pb.ReadRequest(request_id=1, ledger_id=1, first_entry_id=0, count=3).SerializeToString()
+            )
+            assert counters.sent_bytes == len(found.SerializeToString()) > 3000
+            assert (await one.ask("GetInfo", pb.GetInfoRequest())).code == pb.CODE_UNAUTHORIZED
+            assert counters.sent_bytes > len(found.SerializeToString())
+            call = one.channel.unary_unary("/bk_spark.v1.Bookie/Tail")(b"\xff\xff")
+            assert await call.code() is not grpc.StatusCode.OK
+            assert (counters.calls, counters.unauthorized, counters.rejected, counters.failed) == (3, 0, 0, 1)
+
+    asyncio.run(play())

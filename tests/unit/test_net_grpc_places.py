@@ -118,6 +118,20 @@ def test_calls_whose_first_message_never_comes_end() -> None:
     asyncio.run(run())
 
 
+def test_a_later_message_that_never_comes_ends_the_call() -> None:
+    async def run() -> None:
+        config = NetConfig(grpc_message_timeout_ms=300)
+        async with asyncio.timeout(120), grpc_front(HeldBookie(), config) as front, caller(front.port) as one:
+            call = await heard(one)
+            with pytest.raises(grpc.aio.AioRpcError, match="no whole message within 0.3 s") as late:
+                await call.read()
+            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            while len(front.server.gate.places):
+                await asyncio.sleep(0.005)
+
+    asyncio.run(run())
+
+
 def test_n2_a_caller_that_stalls_on_all_calls_keeps_nobody_out() -> None:
     async def run() -> None:
         bookie = HeldBookie()

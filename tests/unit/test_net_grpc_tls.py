@@ -86,7 +86,7 @@ def with_role(role: str) -> Any:
 
 @pytest.mark.parametrize("method", ["Add", "Read", "GetInfo"])
 def test_callers_without_the_role_are_refused(tmp_path: Path, method: str) -> None:
-    """So are all where clients log in, which gRPC cannot do."""
+    """So are all where clients log in, and these have not."""
     bookie = HeldBookie()
 
     async def code(port: int, how: Any) -> Any:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -20,6 +20,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from bk_spark.bookie.connection.grpc_reads import PendingBatchRead, PendingRead
+from bk_spark.bookie.connection.grpc_streams import MessageStream
 from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, ControlConnection
 from bk_spark.protocol.codes import NO_ENTRY, Code, FlagV2
 from bk_spark.protocol.entries.payloads import PIECE_BYTES, pieces
@@ -50,63 +51,27 @@ _A = TypeVar("_A", bound=Message)
 _T = TypeVar("_T")
 
 
-class _Stream:
-    """One call with messages both ways: sends what ``next_messages`` yields, and hands answers to ``on_answer``."""
-
-    def __init__(
-        self,
-        connection: GrpcConnection,
-        method: str,
-        next_messages: Callable[[], Iterator[bytes]],
-        on_answer: Callable[[bytes], None],
-    ) -> None:
-        self._connection = connection
-        self._method = method
-        self._next_messages, self._on_answer = next_messages, on_answer
-        self._call: Any = None
-        self._wanted = asyncio.Event()
-
-    def wake(self) -> None:
-        """There is something to send."""
-        if self._call is None:
-            self._call = self._connection.channel.stream_stream(f"/{SERVICE}/{self._method}")()
-            self._connection.begin(self._send(), self._receive())
-        self._wanted.set()
-
-    async def _send(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            for message in self._next_messages():
-                with self._connection.sending():
-                    await self._call.write(message)
-
-    async def _receive(self) -> None:
-        while True:
-            data = await self._call.read()
-            if data is grpc.aio.EOF:
-                raise WireFormatError(f"the bookie ended the call of {self._method}")
-            self._connection.heard()
-            self._on_answer(data)
-
-
 class GrpcConnection(ControlConnection, BatchReads):
     """All requests, over one channel, which belongs to the connection."""
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits, channel: Any) -> None:
         super().__init__(bookie_id, limits)
         self.channel = channel
+        #: What each call shows: the session, after a login.
+        self.metadata: tuple[tuple[str, bytes], ...] = ()
         self.knows_batch_read = True
         self._loop = asyncio.get_running_loop()
         self._frames: deque[memoryview] = deque()
-        self._adds = _Stream(self, "Add", self._next_batches, self._on_add)
+        self._adds = MessageStream(
+            self, "Add", self._next_batches, self._on_add, lambda: bool(self._frames or self._batches)
+        )
         self._requests: deque[bytes] = deque()
-        self._reads = _Stream(self, "Read", self._next_requests, self._on_read)
+        self._reads = MessageStream(self, "Read", self._next_requests, self._on_read, lambda: bool(self._waiting))
         self._batches: dict[int, OutgoingBatch] = {}
         self._waiting: dict[int, PendingRead | PendingBatchRead] = {}
         self._last_id = 0
         self._stalled: asyncio.TimerHandle | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
 
     # --- requests ---
@@ -207,13 +172,14 @@ class GrpcConnection(ControlConnection, BatchReads):
         problem: BookieUnavailableError
         try:
             self._check()
-            data = await self.channel.unary_unary(f"/{SERVICE}/{method}")(request.SerializeToString())
+            call = self.channel.unary_unary(f"/{SERVICE}/{method}")
+            data = await call(request.SerializeToString(), metadata=self.metadata)
             answered = True
             self.heard()
             return kind.FromString(data)
         except grpc.aio.AioRpcError as error:
             answered = True
-            problem = self._failed(error)
+            problem = self.failed(error)
         except DecodeError:
             problem = BookieUnavailableError(f"the answer to {method} is none", bookie_id=self.bookie_id)
         except asyncio.CancelledError:
@@ -234,9 +200,10 @@ class GrpcConnection(ControlConnection, BatchReads):
         problem: BookieUnavailableError | None = None
         try:
             # Any answer will do: a client that may not ask for this may do other things.
-            await self.channel.unary_unary(f"/{SERVICE}/GetInfo")(pb.GetInfoRequest().SerializeToString())
+            call = self.channel.unary_unary(f"/{SERVICE}/GetInfo")
+            await call(pb.GetInfoRequest().SerializeToString(), metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
-            problem = self._failed(error)
+            problem = self.failed(error)
         if problem is not None:
             raise problem
 
@@ -245,7 +212,8 @@ class GrpcConnection(ControlConnection, BatchReads):
         if code is not Code.OK:
             raise error_of(code, operation, ledger_id=ledger_id, bookie_id=self.bookie_id)
 
-    def _failed(self, error: Any) -> BookieUnavailableError:
+    def failed(self, error: Any) -> BookieUnavailableError:
+        """Return the error of this package that says what one of gRPC's says."""
         return BookieUnavailableError(
             f"gRPC: {error.code().name}: {error.details() or 'no reason given'}", bookie_id=self.bookie_id
         )
@@ -305,9 +273,11 @@ class GrpcConnection(ControlConnection, BatchReads):
     # --- the life of the connection ---
 
     def begin(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Do the work of a stream. The connection ends with it."""
+        """Do the work of a stream. The connection ends if it fails."""
         for one in work:
-            self._tasks.append(self._loop.create_task(self._run(one)))
+            task = self._loop.create_task(self._run(one))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def heard(self) -> None:
         """Note that something came from the bookie."""
@@ -337,15 +307,19 @@ class GrpcConnection(ControlConnection, BatchReads):
             await work
         except grpc.aio.AioRpcError as error:
             if not self.closed:
-                _LOG.warning("connection to bookie %s broke: %s", self.bookie_id, self._failed(error).message)
+                _LOG.warning("connection to bookie %s broke: %s", self.bookie_id, self.failed(error).message)
         except WireFormatError as error:
             if not self.closed:
                 _LOG.warning("closing connection to bookie %s: %s", self.bookie_id, error)
         except asyncio.InvalidStateError:
             # gRPC's word for a message to a call that has ended. Whoever reads from it knows why.
             pass
-        finally:
+        except BaseException:
             self.close()
+            raise
+        else:
+            return
+        self.close()
 
     def close(self) -> None:
         self._lost()
@@ -362,9 +336,10 @@ class GrpcConnection(ControlConnection, BatchReads):
             self._ending = self._loop.create_task(self._end())
 
     async def _end(self) -> None:
-        for task in self._tasks:
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.channel.close(None)
         # gRPC ends a channel, and after the last one its thread, when nobody refers to it.
         del self.channel, self._adds, self._reads

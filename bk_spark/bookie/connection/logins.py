@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Final, Protocol
 
 from bk_spark.bookie.auth.classes import class_of
 from bk_spark.bookie.auth.providers import ClientAuthProvider, ClientLogin
@@ -19,6 +19,57 @@ _LOG: Final = logging.getLogger(__name__)
 #: Messages that a client sends in one login.
 _MAX_ROUNDS: Final = 16
 _KEY: Final = "clientAuthProviderFactoryClass"
+NO_ANSWER: Final = "the peer does not answer the login"
+
+
+class Dialogue(Protocol):
+    """The messages of a login over one connection.
+
+    ``bookie_id``: the bookie at its other end.
+    """
+
+    @property
+    def bookie_id(self) -> str: ...
+
+    async def ask(self, message: AuthMessage) -> AuthMessage:
+        """Send a message. Return the bookie's answer, of the plugin ``DISABLED`` if no login is needed.
+
+        Raises UnauthorizedError, WireFormatError, BookieUnavailableError.
+        """
+
+    def end(self) -> None:
+        """The login has succeeded. Raises WireFormatError if the bookie does not see it so."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class FramedDialogue(Dialogue):
+    """That over Apache's protocols."""
+
+    def __init__(self, connection: FramedConnection) -> None:
+        self._connection = connection
+        connection.begin_login()
+
+    @property
+    def bookie_id(self) -> str:
+        return self._connection.bookie_id
+
+    async def ask(self, message: AuthMessage) -> AuthMessage:
+        connection, v2 = self._connection, self._connection.is_v2
+        connection.send([auth_request(message, v2=v2)])
+        answer = auth_answer_of(await connection.login_frame(), v2=v2)
+        if answer is None:
+            answer = auth_answer_of(await connection.login_frame(), v2=v2)
+        if answer is None:
+            raise WireFormatError(NO_ANSWER)
+        return answer
+
+    def end(self) -> None:
+        self._connection.end_login()
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class Logins:
@@ -50,38 +101,34 @@ class Logins:
             provider = class_of(config.client_auth, ClientAuthProvider, _KEY)(config.auth_file)
         return cls(provider, config.read_timeout_ms / 1000)
 
-    async def log_in(self, connection: FramedConnection, host: str) -> None:
-        """Log ``connection`` in, which goes to the bookie on ``host``. It is closed if that fails.
+    async def log_in(self, dialogue: Dialogue, host: str) -> None:
+        """Log in at the bookie on ``host``. The connection is closed if that fails.
 
         Raises LoginError, or TlsError if TLS breaks meanwhile.
         """
-        connection.begin_login()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._talk(connection, self._provider.begin(host))
-            connection.end_login()
+                await self._talk(dialogue, self._provider.begin(host))
+            dialogue.end()
         except BaseException as error:
-            connection.close()
+            dialogue.close()
             reason = self._reason(error)
             if reason is None:
                 raise
-            raise LoginError(f"login failed: {reason}", bookie_id=connection.bookie_id) from None
+            raise LoginError(f"login failed: {reason}", bookie_id=dialogue.bookie_id) from None
 
-    async def _talk(self, connection: FramedConnection, login: ClientLogin) -> None:
-        plugin, v2 = self._provider.plugin, connection.is_v2
+    async def _talk(self, dialogue: Dialogue, login: ClientLogin) -> None:
+        plugin = self._provider.plugin
         message = login.answer(None)
         for sent in range(_MAX_ROUNDS):
             if message is None:
                 return
-            connection.send([auth_request(AuthMessage(plugin, message), v2=v2)])
-            answer = auth_answer_of(await connection.login_frame(), v2=v2)
-            if answer is None:
-                answer = auth_answer_of(await connection.login_frame(), v2=v2)
-            if answer is not None and answer.plugin == DISABLED and not sent:
-                self._no_login(connection.bookie_id)
+            answer = await dialogue.ask(AuthMessage(plugin, message))
+            if answer.plugin == DISABLED and not sent:
+                self._no_login(dialogue.bookie_id)
                 return
-            if answer is None or answer.plugin != plugin:
-                raise WireFormatError("the peer does not answer the login")
+            if answer.plugin != plugin:
+                raise WireFormatError(NO_ANSWER)
             message = login.answer(answer.payload)
         raise WireFormatError(f"the login has not ended after {_MAX_ROUNDS} messages")
 

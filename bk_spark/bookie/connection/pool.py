@@ -11,7 +11,7 @@ from bk_spark.bookie.config import ANSWER_RESERVE_BYTES, ClientConfig
 from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
-from bk_spark.bookie.connection.logins import Logins
+from bk_spark.bookie.connection.logins import FramedDialogue, Logins
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, LoginError, TlsError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def connects_by(
         else:
             await tls.connect(host, port, connection)
         if logins is not None:
-            await logins.log_in(connection, host)
+            await logins.log_in(FramedDialogue(connection), host)
         return connection
 
     return connect

@@ -1,7 +1,8 @@
 """AUTH, the requests of a login. Layout: wire_v2.py and compatibility.md §1.8, §1.9.
 
 Both protocols carry an ``AuthMessage``: the name of the way of logging in (the plugin), and a message of that way. Over
-v2 there is nothing else in an answer: a bookie that refuses closes the connection.
+v2 there is nothing else in an answer: a bookie that refuses closes the connection. Over gRPC it is a message of
+sessions.proto.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 SASL: Final = "sasl"
 #: The plugin that a bookie names if no login is needed, or none any more.
 DISABLED: Final = "AuthDisabledPlugin"
+#: The service of gRPC for logins, and the metadata by which calls show that they have logged in.
+SESSIONS: Final = "bk_spark.v1.Sessions"
+SESSION_METADATA: Final = "bk-session-bin"
 AUTH_DISABLED: Final = pb.AuthMessage(authPluginName=DISABLED, payload=b"").SerializeToString()
 _HEADER_BYTES: Final = 4
 _TXN_ID: Final = 2

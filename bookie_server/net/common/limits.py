@@ -76,6 +76,8 @@ class NetConfig:
     max_grpc_connections: int = 2_000
     #: Calls of gRPC under way, all connections. A new one replaces the one that has waited longest for a message.
     max_grpc_calls: int = 2_000
+    #: A call of gRPC ends if its next message is not complete after this time. The first one has ``frame_timeout_ms``.
+    grpc_message_timeout_ms: int = 10 * 60_000
     #: How long a stop waits for answers to accepted adds.
     close_timeout_ms: int = 30_000
 

@@ -8,6 +8,7 @@ from typing import Final
 from grpc import StatusCode
 
 from bk_spark.bookie.auth.providers import Peer
+from bk_spark.protocol.wire.auth_frames import SESSION_METADATA
 from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.routes import HttpError
 from bookie_server.net.common.access.front_access import ConnectionAccess
@@ -22,21 +23,35 @@ _CERTIFICATE: Final = "x509_pem_cert"
 _AUTHORIZATION: Final = "authorization"
 
 
+def certificate_of(context: Context) -> bytes | None:
+    """Return the certificate that the caller has shown, in DER form."""
+    shown = context.auth_context().get(_CERTIFICATE)
+    return ssl.PEM_cert_to_DER_cert(shown[0].decode()) if shown else None
+
+
 async def admit(shared: Shared, context: Context, needed: int = 0) -> ConnectionAccess | None:
     """End a call with the status UNAUTHENTICATED if its caller may not use the bookie, or with PERMISSION_DENIED if it
     lacks the rights ``needed``. Return what it may do. None: everything."""
     if shared.access is None:
         return None
-    shown = context.auth_context().get(_CERTIFICATE)
-    certificate = ssl.PEM_cert_to_DER_cert(shown[0].decode()) if shown else None
-    access = shared.access.begin(Peer(context.peer(), certificate))
-    if access.awaits_login:
-        await context.abort(StatusCode.UNAUTHENTICATED, "clients of this bookie log in, which gRPC cannot do")
+    if shared.access.logins is None:
+        access = shared.access.begin(Peer(context.peer(), certificate_of(context)))
+    else:
+        logged_in = _session_of(context)
+        if logged_in is None:
+            await context.abort(StatusCode.UNAUTHENTICATED, "clients of this bookie log in first (sessions.proto)")
+            raise AssertionError  # that has ended the call
+        access = logged_in
     if not access.is_allowed:
         await context.abort(StatusCode.UNAUTHENTICATED, "the caller's certificate has no role that this bookie allows")
     if not access.may(needed):
         await context.abort(StatusCode.PERMISSION_DENIED, "the bookie's authorizationFile does not allow this call")
     return access
+
+
+def _session_of(context: Context) -> ConnectionAccess | None:
+    shown = [value for key, value in context.invocation_metadata() or () if key == SESSION_METADATA]
+    return context.sessions.find(context.peer(), shown[0]) if len(shown) == 1 else None
 
 
 async def admit_operator(shared: Shared, tokens: AdminAccess, context: Context, *, changes: bool) -> str:

@@ -16,7 +16,9 @@ from grpc import StatusCode
 from grpc.aio import EOF
 
 from bookie_server.net.common.sparing_log import SparingLog
+from bookie_server.net.grpc.counters import Counters
 from bookie_server.net.grpc.places import Place, Places
+from bookie_server.net.grpc.sessions import Sessions
 
 _NO_PLACE: Final = "too many calls are under way"
 
@@ -28,15 +30,19 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     ----------
     max_calls
         Calls under way. When a further one begins, the quietest goes.
-    first_message_s
-        The time in which the first message of a call must be complete.
+    first_message_s, message_s
+        The time in which the first message of a call, and each further one, must be complete.
+    sessions
+        Who has logged in.
     """
 
-    def __init__(self, max_calls: int, first_message_s: float) -> None:
+    def __init__(self, max_calls: int, first_message_s: float, message_s: float, sessions: Sessions) -> None:
         self.places = Places(max_calls)
-        self._first_message_s = first_message_s
+        self.sessions = sessions
+        self._first_message_s, self._message_s = first_message_s, message_s
         self._handlers: dict[str, Any] = {}
         self.log = SparingLog()
+        self.counters = Counters()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Return the handler of a call. None: there is no such method."""
@@ -51,12 +57,18 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     def _bounded(self, handler: Any) -> Any:
         async def handle(_: object, context: Any) -> Any:
             loop = asyncio.get_running_loop()
+            self.counters.calls += 1
             place = self.places.enter(loop.time())
             if place is None:
+                self.counters.ended(StatusCode.RESOURCE_EXHAUSTED)
                 await context.abort(StatusCode.RESOURCE_EXHAUSTED, _NO_PLACE)
                 return None
             try:
-                return await _serve(handler, BoundedContext(context, self, place, self._first_message_s))
+                answer = await _serve(
+                    handler, BoundedContext(context, self, place, self._first_message_s, self._message_s)
+                )
+                self.counters.sent_bytes += _size(answer)
+                return answer
             finally:
                 self.places.leave(place)
 
@@ -67,20 +79,47 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
 
 
 class BoundedContext:
-    """The context of a call. Its ``read`` does not wait for ever for the first message, and may be ended."""
+    """The context of a call. Its ``read`` does not wait for ever for a message, and may be ended."""
 
-    def __init__(self, context: Any, gate: Gate, place: Place, first_message_s: float) -> None:
+    def __init__(self, context: Any, gate: Gate, place: Place, first_message_s: float, message_s: float) -> None:
         self._context = context
         self._gate = gate
-        self._first_message_s: float | None = first_message_s
+        #: The time for the next message. None: no limit.
+        self._patience_s: float | None = first_message_s
+        #: The same, for those after the first.
+        self.message_s: float | None = message_s
         self.place = place
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
+    @property
+    def sessions(self) -> Sessions:
+        """Who has logged in."""
+        return self._gate.sessions
+
+    async def write(self, message: Any) -> None:
+        """Send a message."""
+        self._gate.counters.sent_bytes += _size(message)
+        await self._context.write(message)
+
+    async def abort(self, status: StatusCode, reason: str) -> None:
+        """End the call with a status that is not OK."""
+        self._gate.counters.ended(status)
+        await self._context.abort(status, reason)
+
+    def leave_place(self) -> None:
+        """The call no longer counts, because something else bounds it."""
+        self._gate.places.leave(self.place)
+
+    def end_wait(self) -> None:
+        """End the call if it waits for a message."""
+        if self.place.end is not None:
+            self.place.end()
+
     async def read(self) -> Any:
-        """Return the next message, or EOF. Ends the call if the first one does not come, or others need the place."""
-        loop, place, patience_s = asyncio.get_running_loop(), self.place, self._first_message_s
+        """Return the next message, or EOF. Ends the call if none comes in time, or others need the place."""
+        loop, place, patience_s = asyncio.get_running_loop(), self.place, self._patience_s
         evicted = False
 
         def end() -> None:
@@ -100,11 +139,16 @@ class BoundedContext:
             if evicted:
                 status, reason = StatusCode.RESOURCE_EXHAUSTED, f"{_NO_PLACE}, and this one was quiet for longest"
             self._gate.log.tell("a call of gRPC from %s ended: %s", self._context.peer(), reason)
-            await self._context.abort(status, reason)
+            await self.abort(status, reason)
             raise
-        self._first_message_s = None
+        self._patience_s = self.message_s
+        self._gate.counters.received_bytes += _size(message)
         self._gate.places.on_message(place, loop.time())
         return message
+
+
+def _size(message: Any) -> int:
+    return len(message) if isinstance(message, bytes) else 0
 
 
 async def _serve(handler: Any, context: BoundedContext) -> Any:

@@ -109,6 +109,7 @@ class LogService:
         raise AssertionError
 
     async def _append(self, _: object, context: Context) -> None:
+        context.message_s = None  # a writer may be idle; there are few of these calls
         async with self._call(context, READ | WRITE | FENCE) as call:
             data = await context.read()
             if data is grpc.aio.EOF:

@@ -30,7 +30,9 @@ from bookie_server.net.grpc.calls import (
 )
 from bookie_server.net.grpc.credentials import server_credentials
 from bookie_server.net.grpc.gate import Gate
+from bookie_server.net.grpc.logins import LoginService
 from bookie_server.net.grpc.reads import ReadCall
+from bookie_server.net.grpc.sessions import Sessions
 from bookie_server.net.native.shared import Shared
 
 _LOG: Final = logging.getLogger(__name__)
@@ -61,9 +63,14 @@ class GrpcServer:
         self._shared = shared
         self._tls = tls
         self._stuck = Stuck()
-        self._services = [make(self._stuck) for make in services]
+        self._services: list[Service] = [make(self._stuck) for make in services]
         config = shared.config
-        self.gate = Gate(config.max_grpc_calls, config.frame_timeout_ms / 1000)
+        sessions = Sessions(config.max_grpc_connections)
+        if shared.access is not None and shared.access.logins is not None:
+            self._services.append(LoginService(shared.access, sessions))
+        self.gate = Gate(
+            config.max_grpc_calls, config.frame_timeout_ms / 1000, config.grpc_message_timeout_ms / 1000, sessions
+        )
         self._health = health.aio.HealthServicer()
         self._server: Any = None
 

@@ -10,6 +10,7 @@ _FRONT: Final = "tests/unit/test_net_access.py"
 _CLIENT: Final = "tests/unit/test_client_logins.py"
 _DIGEST: Final = "tests/unit/test_protocol_digest_md5.py"
 _RIGHTS: Final = "tests/unit/test_net_authorization.py"
+_GRPC: Final = "tests/unit/test_grpc_logins.py"
 _MACHINE: Final = "bk_spark/protocol/auth/digest_md5.py"
 
 MUTATIONS: Final = (
@@ -29,6 +30,41 @@ MUTATIONS: Final = (
         "            access = await admit(self._shared, context)\n            if access",
         "            access = None\n            if access",
         ("tests/unit/test_net_grpc_tls.py::test_callers_without_the_role_are_refused",),
+    ),
+    Mutation(
+        "A session over gRPC counts on the connection of its login alone.",
+        "bookie_server/net/grpc/sessions.py",
+        "for session in self._sessions.get(peer, ()):",
+        "for session in sum(self._sessions.values(), []):",
+        (f"{_GRPC}::test_a_session_is_of_no_use_elsewhere_or_later",),
+    ),
+    Mutation(
+        "Callers on one connection need their own sessions.",
+        "bookie_server/net/grpc/sessions.py",
+        "if hmac.compare_digest(session.token, token):",
+        "if True:",
+        (f"{_GRPC}::test_a_session_is_of_no_use_elsewhere_or_later",),
+    ),
+    Mutation(
+        "A session ends with the call of its login.",
+        "bookie_server/net/grpc/logins.py",
+        "            self._sessions.end(session)",
+        "            pass",
+        (f"{_GRPC}::test_a_session_is_of_no_use_elsewhere_or_later",),
+    ),
+    Mutation(
+        "Who logs in again and again loses its own sessions.",
+        "bookie_server/net/grpc/sessions.py",
+        "max(self._sessions.values(), key=len)[0]",
+        "next(iter(self._sessions.values()))[0]",
+        (f"{_GRPC}::test_the_connection_with_the_most_sessions_loses_its_oldest",),
+    ),
+    Mutation(
+        "A client believes a bookie only when the login has ended well.",
+        "bk_spark/bookie/connection/grpc_logins.py",
+        "        if not self._session:\n",
+        "        if False:\n",
+        (f"{_GRPC}::test_a_peer_that_is_no_bookie_of_ours",),
     ),
     Mutation(
         "Of the roles in a certificate the first one counts.",
