@@ -121,6 +121,14 @@ class AutoRecoveryConfig(ZooKeeperSettings):
         whole(-1),
         "Entries that this process copies per second. 0 or less: no limit. Not a key of Apache's.",
     )
+    unyielding_bytes_per_s: int = key(
+        "rereplicationUnyieldingBytesPerSecond",
+        "25000000",
+        whole(-1),
+        "Bytes that this process may always copy per second, within the limits above. Beyond them, copies get slower "
+        "while bookies answer slowly, so that clients wait less. 0 or less: copies never get slower. Not a key of "
+        "Apache's.",
+    )
     copy_batch_entries: int = key(
         "rereplicationEntryBatchSize",
         "2000",

@@ -14,6 +14,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.replication.copy_pace import CopyPace
 from bk_spark.protocol.replication.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.admin.access import AdminAccess
@@ -60,6 +61,8 @@ def make_daemon(config: BookieConfig, metrics: ReplicationMetrics) -> Replicatio
         ),
     )
     rate = CopyRate(config.replication_entries_per_s, config.replication_bytes_per_s)
+    pace = CopyPace(config.unyielding_bytes_per_s)
+    metrics.watch_pace(pace)
 
     def make_repair(access: ReplicationAccess) -> LedgerRepairs:
         repair = RepairSettings(
@@ -74,6 +77,7 @@ def make_daemon(config: BookieConfig, metrics: ReplicationMetrics) -> Replicatio
             access.proof,
             repair,
             throttle=throttle_to(rate),
+            pace=pace,
             read=metrics.read,
             written=metrics.written,
         )

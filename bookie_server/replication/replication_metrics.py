@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from bk_spark.bookie.replication.repair_performer import CopyTotals
+from bk_spark.protocol.replication.copy_pace import CopyPace
 from bookie_server.metrics.metrics import MetricsRegistry, Summary
 from bookie_server.replication.actions import Check
 from bookie_server.replication.auditor import Auditor, AuditorCounters
@@ -87,6 +88,11 @@ class ReplicationMetrics:
             registry.gauge(f"{audit}{name}", partial(_with_few_copies, auditor, worker, kind))
         registry.gauge(f"{work}repairing", lambda: len(found.repairing) if (found := worker()) else 0)
         registry.gauge(f"{work}disabled", lambda: int(found.disabled) if (found := worker()) else 0)
+
+    def watch_pace(self, pace: CopyPace) -> None:
+        """Show how fast the process may copy."""
+        registry, _, work = self._scopes
+        registry.gauge(f"{work}pace_bytes_per_second", lambda: pace.bytes_per_s)
 
     def election_began(self) -> None:
         self._elections.add()

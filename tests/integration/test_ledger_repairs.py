@@ -24,6 +24,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerSta
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import LockLost, NothingBad, Repaired, RepairResult, Unrepairable
+from bk_spark.protocol.replication.copy_pace import CopyPace, CopyRequest
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
 from tests.support.registrations import kill_and_forget
@@ -54,7 +55,7 @@ class Worker:
     proof: str
 
     @classmethod
-    async def start(cls, cluster: LocalCluster, config: ClientConfig = CONFIG) -> Worker:
+    async def start(cls, cluster: LocalCluster, config: ClientConfig = CONFIG, pace: CopyPace | None = None) -> Worker:
         uri = MetadataServiceUri.parse(cluster.metadata_service_uri)
         session = await asyncio.to_thread(ClusterSession.connect, uri, config, None)
         store = UnderReplicationStore(session.zookeeper, uri.root)
@@ -62,9 +63,8 @@ class Worker:
         proof = store.begin_worker("test")
         reads = ReadAccess.of(session.services, session.pool, session.pool_v3, config)
         settings = RepairSettings(grace_ms=GRACE_MS, copy=copy_limits_of(reads))
-        return cls(
-            session, store, LedgerRepairs(session, reads, LedgerStore(session.zookeeper, uri), proof, settings), proof
-        )
+        ledgers = LedgerStore(session.zookeeper, uri)
+        return cls(session, store, LedgerRepairs(session, reads, ledgers, proof, settings, pace=pace), proof)
 
     async def repair(self, ledger_id: int, *missing: str) -> RepairResult:
         """Mark, lock, repair, and finish or release."""
@@ -112,6 +112,24 @@ class Worker:
         await self.session.close()
 
 
+class RecordedPace(CopyPace):
+    """A pace that notes what it is asked and told."""
+
+    def __init__(self, least_bytes_per_s: float) -> None:
+        super().__init__(least_bytes_per_s)
+        self.taken_bytes = 0
+        self.requests: list[CopyRequest] = []
+
+    def take(self, size_bytes: int, now_ms: float) -> float:
+        self.taken_bytes += size_bytes
+        return super().take(size_bytes, now_ms)
+
+    def answered(self, request: CopyRequest, took_ms: float, now_ms: float) -> None:
+        assert took_ms > 0
+        self.requests.append(request)
+        super().answered(request, took_ms, now_ms)
+
+
 def kill(cluster: LocalCluster, client: BlockingClient, bookie_id: str) -> None:
     """Kill a bookie, and wait until the client knows that its registration is gone."""
     kill_and_forget(cluster, next(one for one in cluster.bookies if one.id == bookie_id))
@@ -148,10 +166,11 @@ def test_r9_a_ledger_of_several_fragments_is_repaired(
     first = metadata.segments[0].ensemble[0]
     kill(cluster, client, first)
     victims = [first]
+    pace = RecordedPace(1e6)
     second = metadata.segments[1].ensemble[1] if quorum.ack_quorum_size < quorum.write_quorum_size else None
 
     async def play() -> None:
-        worker = await Worker.start(cluster, config)
+        worker = await Worker.start(cluster, config, pace)
         try:
             before = await worker.stored(ledger_id, metadata, metadata.last_entry_id)
             # Entries on their way when the first bookie died have fewer copies. One more may be lost of those that
@@ -168,6 +187,12 @@ def test_r9_a_ledger_of_several_fragments_is_repaired(
                 assert segment.first_entry_id == old.first_entry_id
             copied = sum(bookie_id in victims for entry_id, bookie_id in before)
             assert result.entries == copied
+            # The pace was asked for each copy, and has heard of each answer.
+            assert pace.taken_bytes == result.size_bytes
+            assert sum(request.entries for request in pace.requests if request.write) == copied
+            assert sum(request.size_bytes for request in pace.requests if request.write) == result.size_bytes
+            assert sum(request.size_bytes for request in pace.requests if not request.write) > 0
+            assert not {request.bookie_id for request in pace.requests} & set(victims)
             assert await worker.repair(ledger_id, *victims) == NothingBad()
         finally:
             await worker.close()

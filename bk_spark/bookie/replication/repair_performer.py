@@ -21,7 +21,7 @@ from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, MetadataConflictError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.reading.read_actions import ReadBatch, ReadEntries, RequestFailed
+from bk_spark.protocol.ledger.reading.read_actions import BatchRead, EntriesRead, ReadBatch, ReadEntries, RequestFailed
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.under_replication import Mark
 from bk_spark.protocol.quorum import Quorum
@@ -50,6 +50,7 @@ from bk_spark.protocol.replication.actions import (
     WriteEntries,
 )
 from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copy_pace import CopyPace, CopyRequest
 from bk_spark.protocol.replication.copy_rate import CopyRate
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
@@ -125,8 +126,8 @@ class LedgerRepairs:
     proof
         The path of the worker's ephemeral znode, from ``UnderReplicationStore.begin_worker``. None: no member can be
         replaced.
-    throttle
-        Shared by all repairs.
+    throttle, pace
+        Shared by all repairs. Both must let a batch pass before it is copied.
     read_ledger
         Reads the newest metadata of a ledger. Default: ``ledgers.read_latest``.
     read, written
@@ -142,6 +143,7 @@ class LedgerRepairs:
         settings: RepairSettings,
         *,
         throttle: Throttle = no_throttle,
+        pace: CopyPace | None = None,
         read_ledger: Callable[[int], StoredMetadata] | None = None,
         read: CopyTotals | None = None,
         written: CopyTotals | None = None,
@@ -152,6 +154,7 @@ class LedgerRepairs:
         self.proof = proof
         self.settings = settings
         self.throttle = throttle
+        self.pace = pace or CopyPace()
         self.read_ledger = read_ledger or ledgers.read_latest
         self.read = read or CopyTotals()
         self.written = written or CopyTotals()
@@ -304,7 +307,11 @@ class RepairPerformer:
         reading, began = self._read(action), time.monotonic()
         assert reading is not None
         event: RepairEvent = await reading
-        self._repairs.read.told((time.monotonic() - began) * 1000, not isinstance(event, RequestFailed))
+        took_ms = (time.monotonic() - began) * 1000
+        self._repairs.read.told(took_ms, not isinstance(event, RequestFailed))
+        size_bytes = _size_of(event)
+        if size_bytes:
+            self._note(CopyRequest(action.bookie_id, False, len(action.entry_ids), size_bytes), took_ms)
         return event
 
     async def _write(self, action: WriteEntries) -> EntriesWritten | RequestFailed:
@@ -317,16 +324,33 @@ class RepairPerformer:
         except BookKeeperError as error:
             written.told((time.monotonic() - began) * 1000, False)
             return RequestFailed(action.request_id, error)
-        written.told((time.monotonic() - began) * 1000, code is Code.OK)
+        took_ms = (time.monotonic() - began) * 1000
+        written.told(took_ms, code is Code.OK)
         if code is Code.OK:
             written.add(action.entries)
+            entries, size_bytes = len(action.entries.entry_ids), len(action.entries.records)
+            self._note(CopyRequest(action.bookie_id, True, entries, size_bytes), took_ms)
         return EntriesWritten(action.request_id, code)
+
+    def _note(self, request: CopyRequest, took_ms: float) -> None:
+        self._repairs.pace.answered(request, took_ms, time.monotonic() * 1000)
 
     async def _throttle(self, action: AskThrottle) -> ThrottlePassed:
         self._repairs.read.add(action.read)
         entries, size_bytes = len(action.read.entry_ids), len(action.read.records)
         await self._repairs.throttle(entries * action.targets, size_bytes * action.targets)
+        await asyncio.sleep(self._repairs.pace.take(size_bytes * action.targets, time.monotonic() * 1000) / 1000)
         return ThrottlePassed(action.request_id)
+
+
+def _size_of(event: RepairEvent) -> int:
+    """Return the bytes of entries that a bookie returned."""
+    match event:
+        case BatchRead(_, _, records):
+            return len(records)
+        case EntriesRead(_, answers):
+            return sum(len(answer.stored) for answer in answers.values())
+    return 0
 
 
 def _ensembles(metadata: LedgerMetadata) -> str:

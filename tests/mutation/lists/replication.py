@@ -139,6 +139,27 @@ MUTATIONS: Final = (
         ),
     ),
     Mutation(
+        "Copies never get slower than their limit.",
+        "bk_spark/protocol/replication/copy_pace.py",
+        "max(self._least, self.bytes_per_s * _SLOWER)",
+        "self.bytes_per_s * _SLOWER",
+        ("tests/unit/test_copy_pace.py::test_however_slow_the_bookies_are_the_pace_stays_above_its_limit",),
+    ),
+    Mutation(
+        "Copies make room for clients.",
+        "bk_spark/protocol/replication/copy_pace.py",
+        "if 2 * self._late > self._answers:",
+        "if self._late > 2 * self._answers:",
+        ("tests/unit/test_copy_pace.py::test_copies_make_room_when_clients_come_and_take_it_again_when_they_are_gone",),
+    ),
+    Mutation(
+        "What bookies did at rest is forgotten.",
+        "bk_spark/protocol/replication/copy_pace.py",
+        "self._at_rest_before, self._at_rest = self._at_rest, {}",
+        "pass",
+        ("tests/unit/test_copy_pace.py::test_what_bookies_did_long_ago_is_forgotten",),
+    ),
+    Mutation(
         "A mark is deleted only after a repair that succeeded.",
         "bookie_server/replication/worker.py",
         "case RepairEnd.REPAIRED | RepairEnd.GONE:",
