@@ -83,9 +83,10 @@ class AuditorCounters:
     audits_delayed: int = 0
     #: Delays that ended because the lost bookie was back in time.
     delays_cancelled: int = 0
-    #: Scans for bad copies that ended, and the ledgers that they found.
+    #: Scans for bad copies that ended, the ledgers that they found, and the bytes of these.
     scans: int = 0
     ledgers_found: int = 0
+    bytes_found: int = 0
     ledgers_marked: int = 0
     failures: int = 0
     #: The last report of each check, and why the last scan failed.
@@ -341,6 +342,7 @@ class Auditor:
         if check is not Check.PLACEMENT:
             self.counters.scans += 1
             self.counters.ledgers_found += report.found
+            self.counters.bytes_found += report.found_bytes
         self.counters.ledgers_marked += report.marked
         if check is Check.BOOKIES:
             self._audited |= self._auditing

@@ -343,7 +343,8 @@ class AuditorPerformer:
         async with asyncio.TaskGroup() as group:
             for ledger_id, metadata in action.ledgers.items():
                 group.create_task(check(ledger_id, metadata))
-        self._metrics.ledgers_checked(len(action.ledgers))
+        for metadata in action.ledgers.values():
+            self._metrics.ledger_checked(len(metadata.segments), len(bookies_of(metadata)))
         return LedgersChecked(bad, unknown)
 
     async def _check_ledger(

@@ -52,6 +52,8 @@ class ReplicationMetrics:
         self.written = written = CopyTotals(told=_observe(registry.summary(f"{work}WRITE_DATA_LATENCY")))
         self._elections = registry.counter(f"{audit}election_attempts")
         self._ledgers_checked = registry.counter(f"{audit}NUM_LEDGERS_CHECKED")
+        self._fragments = registry.summary(f"{audit}NUM_FRAGMENTS_PER_LEDGER")
+        self._bookies = registry.summary(f"{audit}NUM_BOOKIES_PER_LEDGER")
         self._check_times = {check: registry.summary(f"{audit}{name}") for check, name in _CHECK_TIMES.items()}
         self._repair_times = registry.summary(f"{work}rereplicate")
         self._repaired = registry.counter(f"{work}NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED")
@@ -60,6 +62,10 @@ class ReplicationMetrics:
         registry.totals(
             f"{audit}NUM_UNDER_REPLICATED_LEDGERS",
             lambda ok: (auditor.scans, float(auditor.ledgers_found)) if ok else (0, 0.0),
+        )
+        registry.totals(
+            f"{audit}UNDER_REPLICATED_LEDGERS_TOTAL_SIZE",
+            lambda ok: (auditor.scans, float(auditor.bytes_found)) if ok else (0, 0.0),
         )
         registry.totals(f"{work}NUM_BYTES_READ", lambda ok: (read.entries, float(read.size_bytes)) if ok else (0, 0.0))
         registry.totals(
@@ -97,9 +103,11 @@ class ReplicationMetrics:
     def election_began(self) -> None:
         self._elections.add()
 
-    def ledgers_checked(self, count: int) -> None:
-        """Record ledgers that a check read at their bookies."""
-        self._ledgers_checked.add(count)
+    def ledger_checked(self, fragments: int, bookies: int) -> None:
+        """Record a ledger that a check read at its bookies."""
+        self._ledgers_checked.add()
+        self._fragments.observe(fragments)
+        self._bookies.observe(bookies)
 
     def check_ended(self, check: Check, seconds: float) -> None:
         self._check_times[check].observe(seconds * 1000)

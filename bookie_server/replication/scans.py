@@ -63,6 +63,8 @@ class ScanReport:
     #: Ledgers with bad copies, and those of them that were marked.
     found: int = 0
     marked: int = 0
+    #: Bytes of entries in ledgers with bad copies, each once.
+    found_bytes: int = 0
     #: Why ledgers could not be judged; the first of them.
     problems: dict[int, str] = field(default_factory=dict)
     #: All of them.
@@ -71,7 +73,9 @@ class ScanReport:
     few_copies: Counter[FewCopies] = field(default_factory=Counter)
 
     def note_bad(self, ledgers: Mapping[int, LedgerMetadata], bad: Mapping[int, frozenset[str]]) -> None:
-        """Count the ledgers by the copies that are left of an entry. ``bad`` are the bookies of lost copies."""
+        """Count the ledgers and their bytes by the copies that are left of an entry. ``bad`` are the bookies of lost
+        copies."""
+        self.found_bytes += sum(ledgers[ledger_id].length for ledger_id in bad)
         kinds = (few_copies(ledgers[ledger_id], bookies) for ledger_id, bookies in bad.items())
         self.few_copies.update(kind for kind in kinds if kind is not None)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bk_spark.protocol.replication.copy_pace import CopyPace
 from bookie_server.metrics.bookie_metrics import REQUEST_METRICS, BookieMetrics
 from bookie_server.metrics.exposition import exposition, process_exposition
 from bookie_server.metrics.metrics import QUANTILES, WINDOW_S, MetricsRegistry, Summary
@@ -232,7 +233,9 @@ def _values(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("scope", ["", IN_BOOKIE])
 def test_the_page_of_metrics_has_those_of_replication_and_no_others(scope: str) -> None:
     registry = MetricsRegistry()
-    ReplicationMetrics(registry, scope).watch(lambda: None, lambda: None)
+    metrics = ReplicationMetrics(registry, scope)
+    metrics.watch(lambda: None, lambda: None)
+    metrics.watch_pace(CopyPace())
     registry.sample_gauges()
     types = [line.split() for line in exposition(registry.families()).splitlines() if line.startswith("# TYPE ")]
     printed = {name: kind for _, _, name, kind in types}
@@ -247,3 +250,36 @@ def test_the_page_of_metrics_has_those_of_replication_and_no_others(scope: str) 
             kind = [each.strip() for each in kinds.split(",")]
             documented |= dict(zip(full, kind * len(full) if len(kind) == 1 else kind, strict=False))
     assert printed == {scope + name.removeprefix(IN_BOOKIE): kind for name, kind in documented.items()}
+
+
+def test_each_of_apaches_metrics_of_replication_is_there_or_named_as_missing() -> None:
+    """The names are the constants of ``ReplicationStats`` of Apache 4.18.0, without its scopes."""
+    apaches = {
+        "auditor_": """
+            election_attempts NUM_UNDER_REPLICATED_LEDGERS UNDER_REPLICATED_LEDGERS_TOTAL_SIZE
+            URL_PUBLISH_TIME_FOR_LOST_BOOKIE BOOKIE_TO_LEDGERS_MAP_CREATION_TIME CHECK_ALL_LEDGERS_TIME
+            PLACEMENT_POLICY_CHECK_TIME REPLICAS_CHECK_TIME AUDIT_BOOKIES_TIME NUM_FRAGMENTS_PER_LEDGER
+            NUM_BOOKIES_PER_LEDGER NUM_LEDGERS_CHECKED NUM_BOOKIE_AUDITS_DELAYED NUM_DELAYED_BOOKIE_AUDITS_CANCELLED
+            NUM_LEDGERS_NOT_ADHERING_TO_PLACEMENT_POLICY NUM_LEDGERS_SOFTLY_ADHERING_TO_PLACEMENT_POLICY
+            NUM_UNDERREPLICATED_LEDGERS_ELAPSED_RECOVERY_GRACE_PERIOD NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY
+            NUM_LEDGERS_HAVING_LESS_THAN_AQ_REPLICAS_OF_AN_ENTRY NUM_LEDGERS_HAVING_LESS_THAN_WQ_REPLICAS_OF_AN_ENTRY
+            NUM_SKIPPING_CHECK_TASK_TIMES
+        """,
+        "replication_worker_": """
+            rereplicate NUM_FULL_OR_PARTIAL_LEDGERS_REPLICATED NUM_ENTRIES_READ NUM_BYTES_READ NUM_ENTRIES_WRITTEN
+            NUM_BYTES_WRITTEN READ_DATA_LATENCY WRITE_DATA_LATENCY exceptions
+            NUM_DEFER_LEDGER_LOCK_RELEASE_OF_FAILED_LEDGER NUM_ENTRIES_UNABLE_TO_READ_FOR_REPLICATION
+            NUM_NOT_ADHERING_PLACEMENT_LEDGERS_REPLICATED
+        """,
+    }
+    registry = MetricsRegistry()
+    ReplicationMetrics(registry).watch(lambda: None, lambda: None)
+    registry.sample_gauges()
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    (missing,) = re.findall(
+        r"^Of the metrics of replication in Apache 4.18 these are missing:.*?\n\n", page, re.M | re.S
+    )
+    printed = exposition(registry.families())
+    for scope, names in apaches.items():
+        for name in names.split():
+            assert (f"# TYPE {scope}{name} " in printed) != (f"`{name}`" in missing), name

@@ -124,7 +124,7 @@ def test_a_scan_marks_each_ledger_that_names_a_lost_bookie_in_any_fragment() -> 
     model.ledgers = {
         1: ledger("b1", "b2"),
         2: ledger("b2", "b3"),
-        3: LedgerMetadata(quorum, (first, last)).closed(9, 1),
+        3: LedgerMetadata(quorum, (first, last)).closed(9, 70),
         4: LedgerMetadata(quorum, (first,)).closed(-1, 0),
     }
     report = model.play(BookieScan(SETTINGS, lost("b1", "b4")).steps())
@@ -132,7 +132,7 @@ def test_a_scan_marks_each_ledger_that_names_a_lost_bookie_in_any_fragment() -> 
     assert model.marks == {1: one, 3: one, 4: one}
     # The fourth one is empty.
     few = Counter({FewCopies.BELOW_ACK_QUORUM: 2})
-    assert report == ScanReport(ledgers=4, found=3, marked=3, few_copies=few)
+    assert report == ScanReport(ledgers=4, found=3, marked=3, found_bytes=70, few_copies=few)
     assert model.ended == [Check.BOOKIES]
 
 
