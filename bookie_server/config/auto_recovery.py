@@ -123,7 +123,7 @@ class AutoRecoveryConfig(ZooKeeperSettings):
     )
     unyielding_bytes_per_s: int = key(
         "rereplicationUnyieldingBytesPerSecond",
-        "25000000",
+        "32000000",
         whole(-1),
         "Bytes that this process may always copy per second, within the limits above. Beyond them, copies get slower "
         "while bookies answer slowly, so that clients wait less. 0 or less: copies never get slower. Not a key of "
