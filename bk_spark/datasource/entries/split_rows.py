@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,9 +23,12 @@ from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.formats.schema_merge import ANY_CASE
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
 
 _LOG: Final = logging.getLogger(__name__)
+#: Makes rows of the entries in some pieces.
+Decode = Callable[[Payloads, Pieces], Iterator[pa.RecordBatch]]
 
 
 @dataclass
@@ -44,22 +47,28 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     Raises LogRangeGoneError (NoSuchLedgerError without a log) if a ledger was deleted since the split was planned. If
     failOnDataLoss is false, skips its entries with a warning instead.
     """
-    client = client_of(options.metadata_service_uri, options.client)
-    password = options.password()
     if split.lookup.names == ANY_CASE and names_of(TaskContext.get()) != ANY_CASE:
         raise InvalidArgumentError(
             f"the columns {', '.join(schema.fieldNames())} differ from those of the log in the case of a name, and "
             "spark.sql.caseSensitive is true: mend the schema given"
         )
     rows = EntryRows(arrow_schema(schema), split.entry_format, split.lookup)
-    pieces = split.pieces
+    yield from read_pieces(options, split.pieces, rows.of)
+
+
+def read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that ``decode`` makes of the entries of ``pieces``, many entries at a time, in order.
+
+    A deleted ledger is what :func:`read_split` says of it.
+    """
+    client, password = client_of(options.metadata_service_uri, options.client), options.password()
     while len(pieces):
         sums, reached = pieces.entry_sums, 0
         try:
             with closing(client.read_series(pieces.entry_ranges, password)) as parts:
                 for payloads in parts:
                     start, reached = reached, reached + len(payloads)
-                    yield from joined(rows.of(payloads, pieces.part(sums, start, reached)))
+                    yield from joined(decode(payloads, pieces.part(sums, start, reached)))
             keep_objects()
             return
         except NoSuchLedgerError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -15,17 +14,16 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.entries.schemas import arrow_schema
-from bk_spark.datasource.entries.split_rows import without_first_ledger
-from bk_spark.datasource.kept_objects import keep_objects
+from bk_spark.datasource.entries.split_rows import read_pieces
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.pulsar_options import Values
 from bk_spark.datasource.pulsar.places import bookies_of, opened, stores_of
 from bk_spark.datasource.pulsar.positions import Edges
-from bk_spark.log.entries.entry_rows import as_batch, joined
+from bk_spark.log.entries.entry_rows import as_batch
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import InvalidArgumentError, NoSuchLedgerError
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
@@ -60,28 +58,16 @@ def read_topic_split(options: SourceOptions, schema: StructType, split: TopicSpl
     Raises LogRangeGoneError if a ledger was deleted since the split was planned (with failOnDataLoss false, its entries
     are skipped with a warning), MessageFormatError for entries that are no messages, MessageEncryptedError.
     """
-    client, password = bookies_of(options), options.password()
     rows = {name: _TopicRows(options, arrow_schema(schema), name, split) for name in split.pieces.logs}
-    pieces = split.pieces
-    while len(pieces):
-        sums, reached = pieces.entry_sums, 0
-        try:
-            with closing(client.read_series(pieces.entry_ranges, password)) as parts:
-                for payloads in parts:
-                    start, reached = reached, reached + len(payloads)
-                    yield from joined(_decoded(rows, payloads, pieces.part(sums, start, reached)))
-            keep_objects()
-            return
-        except NoSuchLedgerError as error:
-            pieces = without_first_ledger(pieces.part(sums, reached, int(sums[-1])), options, error)
 
+    def decode(payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
+        start = 0
+        for piece in pieces:
+            assert piece.log is not None
+            yield from rows[piece.log].of(piece.ledger_id, piece.first, payloads.part(start, start + piece.entries))
+            start += piece.entries
 
-def _decoded(rows: dict[str, _TopicRows], payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
-    start = 0
-    for piece in pieces:
-        assert piece.log is not None
-        yield from rows[piece.log].of(piece.ledger_id, piece.first, payloads.part(start, start + piece.entries))
-        start += piece.entries
+    yield from read_pieces(options, split.pieces, decode)
 
 
 class _TopicRows:
