@@ -367,6 +367,10 @@ class BlockingReader:
     def read_last_add_confirmed(self) -> int:
         return self._thread.run(self._handle.read_last_add_confirmed())
 
+    @documented_as(ReadHandle.read_length)
+    def read_length(self) -> int | None:
+        return self._thread.run(self._handle.read_length())
+
     @documented_as(ReadHandle.read)
     def read(self, first: int, last: int) -> list[bytes]:
         return self._thread.run(self._handle.read(first, last))

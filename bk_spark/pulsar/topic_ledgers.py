@@ -29,7 +29,7 @@ _LAC_S: Final = 0.05
 _LAC_RETRY_S: Final = 1.0
 #: An open ledger that hides entries for so long has a writer that does not tell its end.
 _HIDDEN_S: Final = 3.0
-#: Assumed bytes of an entry where no ledger tells.
+#: Assumed bytes of an entry where neither a ledger before nor the bookies tell.
 _ENTRY_BYTES: Final = 1024
 #: Topics opened at the same time.
 _AT_ONCE: Final = 16
@@ -74,6 +74,8 @@ class FollowedTopic:
         self._version: tuple[int, int] | None = None
         self._tail: BlockingReader | None = None
         self._ask_at = 0.0
+        #: Entries and bytes of the tail when its size was last asked for.
+        self._sample = (0, 0)
         #: The end at which the open ledger stands, and since when. Whether it was said that it hides entries.
         self._stands: tuple[int, float] | None = None
         self._said = False
@@ -144,13 +146,27 @@ class FollowedTopic:
         elif self._tail is None or self._tail.ledger_id != last.ledger_id:
             self._tail = None
             self._tail = self._client.open_for_reading(last.ledger_id, self._password)
+            self._sample = (0, 0)
             self._ask_at = self._clock() + _LAC_S
 
     def _count(self, latest: bool) -> None:
         tail = self._tail
         if tail is not None and (self.is_due or (latest and self.is_open)):
             self._ask(tail, latest)
-        self.numbers.update(readable(self.managed, None if tail is None else tail.last_add_confirmed + 1))
+        if tail is None:
+            self.numbers.update(readable(self.managed, None))
+            return
+        entries = tail.last_add_confirmed + 1
+        self._measure(tail, entries)
+        self.numbers.update(readable(self.managed, entries, self._sample))
+
+    def _measure(self, tail: BlockingReader, entries: int) -> None:
+        """Learn how large entries of the tail are: when there are some, and whenever they have become twice as many."""
+        if entries >= max(1, 2 * self._sample[0]):
+            length = tail.read_length()
+            # Without an answer the next look asks again. Sizes only decide how reads are cut.
+            if length is not None:
+                self._sample = (entries, length)
 
     def _ask(self, tail: BlockingReader, latest: bool) -> None:
         self._ask_at = self._clock() + _LAC_S
@@ -231,8 +247,13 @@ def _at_once(calls: Sequence[Callable[[], None]]) -> None:
             done.result()
 
 
-def readable(managed: ManagedLedger, tail_entries: int | None) -> list[ReadableLedger]:
-    """Return what is readable of a topic, if its open ledger, the last one, has ``tail_entries``."""
+def readable(
+    managed: ManagedLedger, tail_entries: int | None, sample: tuple[int, int] = (0, 0)
+) -> list[ReadableLedger]:
+    """Return what is readable of a topic, if its open ledger, the last one, has ``tail_entries``.
+
+    ``sample`` has a number of its first entries and their bytes, as far as known.
+    """
     found: list[ReadableLedger] = []
     entry_bytes = _ENTRY_BYTES
     for one in managed.ledgers:
@@ -241,7 +262,8 @@ def readable(managed: ManagedLedger, tail_entries: int | None) -> list[ReadableL
             if one.entries and one.size_bytes:
                 entry_bytes = max(1, one.size_bytes // one.entries)
         elif tail_entries is not None and one is managed.ledgers[-1]:
-            # The best estimate without asking bookies.
+            if sample[0]:
+                entry_bytes = max(1, sample[1] // sample[0])
             found.append(ReadableLedger(one.ledger_id, tail_entries, tail_entries * entry_bytes, None))
         else:
             # A ledger that a broker made and lost before it wrote to it.

@@ -15,7 +15,7 @@ from bk_spark.datasource.pulsar.splitting import topic_pieces, topic_splits
 from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger
+from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger, TopicLedger
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
@@ -121,6 +121,15 @@ def test_the_open_ledger_is_the_last_one_and_a_lost_one_has_nothing() -> None:
         )
         if found[-1].closed_at_ms is None:
             assert found[-1].entries == 3
+
+
+def test_the_size_of_the_open_ledger_is_that_of_its_own_entries() -> None:
+    """A guess that is too low makes one task of a large read, one that is too high makes many of a small one."""
+    one, other = TopicLedger(4, None, None, None, None), TopicLedger(9, None, None, None, None)
+    before = TopicLedger(4, 10, 50, 1_000, None)
+    assert readable(ManagedLedger((one,)), 7)[-1].size_bytes == 7 * 1024
+    assert readable(ManagedLedger((before, other)), 7)[-1].size_bytes == 7 * 5
+    assert readable(ManagedLedger((before, other)), 7, (3, 300_000))[-1].size_bytes == 700_000
 
 
 # --- where reads start and end ---

@@ -16,7 +16,7 @@ from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
-from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 
 
 class ReadHandle:
@@ -45,6 +45,24 @@ class ReadHandle:
     def last_add_confirmed(self) -> int:
         """The last add confirmed that this reader knows of. It never decreases. -1 if there is none."""
         return self._view.last_add_confirmed
+
+    async def read_length(self) -> int | None:
+        """Ask how many bytes the entries up to the last add confirmed have together.
+
+        Of an open ledger, that entry says so: one replica is asked for it.
+
+        Returns
+        -------
+        int or None
+            Bytes of payload. None if the replica does not answer soon.
+        """
+        if self.metadata.state is LedgerState.CLOSED:
+            return self.metadata.length
+        last = self.last_add_confirmed
+        if last < 0:
+            return 0
+        entry = await try_one_replica(self._ledger, self.metadata, last, self._access)
+        return None if entry is None else entry.length
 
     async def read_blocks(
         self, first: int, last: int, *, known_to_exist: bool = False

@@ -41,6 +41,8 @@ _EIGHT: Final = np.uint64(8)
 _FIFTY_SIX: Final = np.uint64(56)
 _SEVEN: Final = np.uint64(0x7F)
 _BYTE: Final = np.uint64(0xFF)
+#: Set in each byte of a number but its last.
+_CONTINUES: Final = np.uint64(0x80)
 #: By wire type: 0 numbers, 1 eight bytes, 2 bytes with their length, 5 four bytes. Groups, 3 and 4, are not Pulsar's.
 _KNOWN_KINDS: Final = np.array([True, True, True, False, False, True, False, False])
 _FIXED_SIZES: Final = np.array([0, 8, 0, 0, 0, 4, 0, 0])
@@ -195,8 +197,17 @@ class FieldColumns:
             and not ((word ^ word[0]) & np.uint64(mask)).any()
         ):
             # What one writer sends: all have the same field, a number or bytes.
-            value, body_at, sound = _varints(words, at + size, word >> np.uint64(8 * size), 8 - size, end)
-            if tag & 7 == 0:
+            behind, kind = word >> np.uint64(8 * size), tag & 7
+            if not (behind & _CONTINUES).any():
+                value, body_at = behind & _SEVEN, at + (size + 1)
+                sound = body_at <= end
+            elif kind == 0 and tag >> 3 not in self._kinds:
+                # Nobody wants the numbers, only where they end.
+                value = behind
+                body_at, sound = _varint_ends(words, at + size, behind, 8 - size, end)
+            else:
+                value, body_at, sound = _varints(words, at + size, behind, 8 - size, end)
+            if kind == 0:
                 self._keep(tag >> 3, 0, which, value, body_at, sound)
                 return body_at, sound
             after = _end_of(body_at, value, end, sound)
@@ -296,15 +307,31 @@ def _varints(words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s) -
     tuple
         The numbers, where they end, and which of them are numbers that end within their messages.
     """
-    stops = ~word & _TOPS
-    if known < 8:
-        stops &= np.uint64((1 << 8 * known) - 1)
+    stops = _stops(word, known)
     if not stops.all():
         long = np.flatnonzero(stops == 0)
         return _long_varints(words, at, word, known, end, long)
     upto = stops ^ (stops - _ONE)
     after = at + (np.bitwise_count(upto) >> 3)
     return _without_tops(word & upto), after, after <= end
+
+
+def _varint_ends(words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s) -> tuple[Int64s, Bools]:
+    """:func:`_varints` without the numbers."""
+    stops = _stops(word, known)
+    if not stops.all():
+        _, after, sound = _varints(words, at, word, known, end)
+        return after, sound
+    after = at + (np.bitwise_count(stops ^ (stops - _ONE)) >> 3)
+    return after, after <= end
+
+
+def _stops(word: UInt64s, known: int) -> UInt64s:
+    """Return a bit for each of the lowest ``known`` bytes that no other byte of its number follows."""
+    stops = ~word & _TOPS
+    if known < 8:
+        stops &= np.uint64((1 << 8 * known) - 1)
+    return stops
 
 
 def _without_tops(word: UInt64s) -> UInt64s:
