@@ -4,7 +4,8 @@ The broker runs on a ZooKeeper and three of our bookies, with its own defaults, 
 ships. Its cache has the newest entries. The reader is in the same JVM, so its processor time is that of broker and
 reader together. Ours is that of the reading process, or of Spark's JVM and workers. Bookies are extra for all.
 
-``core`` is one process without Spark, ``spark`` a query into Spark's ``noop`` sink.
+``core`` is one process without Spark, ``spark`` a query into Spark's ``noop`` sink. ``ceiling`` is the same query on a
+source that only hands Spark the decoded batches, which it has in memory: nothing in Python is faster there.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from benchmarks.python_peers import MemorySource
 from benchmarks.report import figure
 from benchmarks.spark_session import session
 from bk_spark.datasource.options.parse import parse_options
@@ -64,6 +67,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         PulsarProcess(Path(directory) / "pulsar.log", jvm.AS_SHIPPED) as process,
         session(Path(directory)) as spark,
     ):
+        spark.dataSource.register(MemorySource)
         uri = cluster.metadata_service_uri
         broker = PulsarBroker(process, "broker", MetadataServiceUri.parse(uri).servers, _SETTINGS)
         broker.init()
@@ -76,12 +80,19 @@ def main(arguments: Sequence[str] = ()) -> None:
                 broker.produce(topic, first=first, count=count, timeout_ms=600_000, **how)
             # Its ledger is closed, so that both read everything.
             broker.call("unload", topic=topic)
-            _measure(broker, spark, uri, topic, compression.lower(), options.messages, options.rounds)
+            _measure(broker, spark, Path(directory), uri, topic, compression.lower(), options.messages, options.rounds)
         broker.stop()
 
 
 def _measure(
-    broker: PulsarBroker, spark: SparkSession, uri: str, topic: str, name: str, messages: int, rounds: int
+    broker: PulsarBroker,
+    spark: SparkSession,
+    directory: Path,
+    uri: str,
+    topic: str,
+    name: str,
+    messages: int,
+    rounds: int,
 ) -> None:
     def java() -> tuple[float, float]:
         found = broker.call("consume", topic=topic, count=messages, timeout_ms=600_000)
@@ -97,11 +108,22 @@ def _measure(
         assert found == messages
         return time.perf_counter() - started, time.process_time() - cpu
 
-    def in_spark(columns: str) -> tuple[float, float]:
-        frame = spark.read.format("bookkeeper").schema(columns)
+    def in_spark(columns: str, source: str = "bookkeeper", **options: object) -> tuple[float, float]:
+        frame = spark.read.format(source).schema(columns).options(**(options or {"pulsarTopic": topic}))
         started, cpu = time.perf_counter(), _spark_cpu_s()
-        frame.options(metadataServiceUri=uri, pulsarTopic=topic).load().write.format("noop").mode("overwrite").save()
+        frame.options(metadataServiceUri=uri).load().write.format("noop").mode("overwrite").save()
         return time.perf_counter() - started, _spark_cpu_s() - cpu
+
+    def ceiling(columns: str) -> tuple[float, float]:
+        path = directory / f"{name}-{len(columns)}.arrow"
+        source = parse_options({"metadataServiceUri": uri, "pulsarTopic": topic}, writing=False)
+        splits = batch_splits(source)
+        if not path.exists():
+            batches = [*read_topic_split(source, StructType.fromDDL(columns), splits[0])][:16]
+            with pa.ipc.new_file(path, batches[0].schema) as file:
+                for batch in batches:
+                    file.write_batch(batch)
+        return in_spark(columns, MemorySource.name(), path=path, rows=messages, tasks=len(splits))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "java_reader": java,
@@ -109,6 +131,8 @@ def _measure(
         "core.pulsar_spark_columns": lambda: core(_PULSAR_SPARK),
         "spark.value": lambda: in_spark(_VALUE),
         "spark.pulsar_spark_columns": lambda: in_spark(_PULSAR_SPARK),
+        "ceiling.value": lambda: ceiling(_VALUE),
+        "ceiling.pulsar_spark_columns": lambda: ceiling(_PULSAR_SPARK),
     }
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(rounds + 1):
@@ -122,7 +146,11 @@ def _measure(
     for way, runs in found.items():
         figure(NAME, f"{name}.{way}", messages / medians[way], "rows/s", fastest_s=round(min(runs)[0], 3))
         figure(NAME, f"{name}.{way}.cpu", cpus[way] / messages * 1e6, "s per million rows")
-        if way != "java_reader":
+        if way.startswith("ceiling"):
+            mine = medians[way.replace("ceiling", "spark")]
+            figure(NAME, f"{name}.{way}_to_java", medians["java_reader"] / medians[way], "ratio")
+            figure(NAME, f"{name}.spark_to_{way}", medians[way] / mine, "ratio")
+        elif way != "java_reader":
             figure(NAME, f"{name}.{way}_to_java", medians["java_reader"] / medians[way], "ratio", aim=3)
             figure(NAME, f"{name}.java_cpu_to_{way}", cpus["java_reader"] / cpus[way], "ratio", aim=3)
 

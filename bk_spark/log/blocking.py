@@ -54,7 +54,7 @@ from bk_spark.log.core.steps import (
 )
 from bk_spark.log.core.tail.writer_actions import WriterAction
 from bk_spark.log.formats.names import LogPaths
-from bk_spark.log.formats.settings import LogSettings
+from bk_spark.log.formats.settings import LogSettings, decode_settings
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.lock import AdvisoryLock
 from bk_spark.log.page_reader import PageReader
@@ -112,6 +112,15 @@ class BlockingLog:
                 "not accessible. Open it with its password, from a store that has a client"
             )
         return self._ledgers
+
+    def learn_settings(self) -> None:
+        """See :meth:`bk_spark.log.log.Log.learn_settings`."""
+        znode = self.zk.get(self.paths.settings)
+        if znode is not None:
+            log_id, settings = decode_settings(znode.data, self.paths.settings)
+            # Of another log, or of none: every other call says so.
+            if log_id == self.paths.log_id:
+                self.settings = settings
 
     def snapshot(self, *, sync: bool = True) -> LogSnapshot:
         """See :meth:`bk_spark.log.log.Log.snapshot`."""

@@ -62,7 +62,6 @@ class Log(LogTables):
     ) -> None:
         self.name = paths.name
         self.log_id = paths.log_id
-        self.settings = settings
         self._log = BlockingLog(zk, paths, settings, now_ms, ledgers)
         self._zk = zk
         self._paths = paths
@@ -73,6 +72,18 @@ class Log(LogTables):
 
     def __repr__(self) -> str:
         return f"Log({self.name}, {self.log_id})"
+
+    @property
+    def settings(self) -> LogSettings:
+        """The log's settings, as this object last read them."""
+        return self._log.settings
+
+    def learn_settings(self) -> None:
+        """Read the settings anew: columns may have been added or have become wider.
+
+        Raises MetadataUnavailableError, MetadataFormatError.
+        """
+        self._log.learn_settings()
 
     @property
     def parts(self) -> BlockingLog:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from bk_spark.log.core.index import Line, PageIndex, decode_directory, encode_directory
+from bk_spark.log.formats.commits import CommitKind, CommitRecord, CommitTable
 from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page
 from bk_spark.log.formats.proto import index_formats_pb2, log_formats_pb2 as pb
 from bk_spark.log.formats.schema_history import MAX_SCHEMA_VERSIONS
@@ -55,10 +56,48 @@ def _segments(draw: st.DrawFn) -> list[Segment]:
     return segments
 
 
+@st.composite
+def _commits(draw: st.DrawFn, segments: list[Segment]) -> CommitTable:
+    """Commits of the sealed ones of ``segments``, some of which may have come before commits were recorded."""
+    times = [one.commit_time_ms for one in segments if one.entries]
+    done = draw(st.integers(0, len(times)))
+    first_offset = draw(st.integers(0, 2**50))
+    commits, records = CommitTable.begin(first_offset, done), []
+    time_ms, batches = 0, dict.fromkeys(["a", "app-ß", ""], 0)
+    while done < len(times) or (len(records) < 8 and draw(st.booleans())):
+        kind = draw(st.sampled_from(_KINDS))
+        count = draw(st.integers(0, len(times) - done))
+        time_ms = max(time_ms, *times[: done + count], 0) + draw(st.sampled_from([0, 1, 10**9]))
+        app = draw(st.sampled_from([*batches]))
+        batches[app] += draw(st.sampled_from([1, 1, 2**40]))
+        first_offset += draw(st.integers(0, 2**40)) if kind in _MOVING else 0
+        records.append(
+            CommitRecord(
+                kind,
+                count,
+                time_ms,
+                app or None,
+                batches[app] if app else None,
+                first_offset if kind in _MOVING else None,
+                draw(st.booleans()),
+            )
+        )
+        done += count
+    return commits.extended(records)
+
+
+@st.composite
+def _pages(draw: st.DrawFn) -> SegmentPage:
+    segments = draw(_segments())
+    commits = draw(_commits(segments)) if draw(st.booleans()) else None
+    base_offset = segments[0].base_offset if segments else 0
+    return SegmentPage(LOG_ID, _NUMBER, base_offset, SegmentTable.of(segments), commits)
+
+
 _NUMBER: Final = 3
-_PAGES: Final = _segments().map(
-    lambda segments: SegmentPage(LOG_ID, _NUMBER, segments[0].base_offset if segments else 0, SegmentTable.of(segments))
-)
+_MOVING: Final = (CommitKind.OVERWRITE, CommitKind.TRUNCATE)
+_KINDS: Final = (CommitKind.APPEND, *_MOVING, CommitKind.WRITER, CommitKind.LEDGER)
+_PAGES: Final = _pages()
 _PAGE_MESSAGES: Final = messages(pb.SegmentPage, **_HEADER, number=st.just(_NUMBER))
 
 
@@ -101,14 +140,36 @@ def _check_page(data: bytes) -> SegmentPage | None:
         assert segment.entries > 0 or number == len(page.table) - 1
         offset = segment.end_offset
     assert page.end_offset == offset
-    assert list(_decode_page(encode_page(page)).table) == list(page.table)
+    _check_commits(page)
+    again = _decode_page(encode_page(page))
+    assert list(again.table) == list(page.table)
+    assert _records(again) == _records(page)
     return page
+
+
+def _check_commits(page: SegmentPage) -> None:
+    """Commits cover the sealed segments, in the order of their times. Where the log begins never goes back."""
+    commits = page.commits
+    if commits is None:
+        return
+    sealed = int(np.count_nonzero(page.table.entries))
+    assert commits.unrecorded + int(commits.segments.sum()) == sealed
+    assert min(commits.segments, default=0) >= 0
+    assert (np.diff(commits.time_ms) >= 0).all()
+    assert (np.diff(commits.first_offsets, prepend=commits.first_offset) >= 0).all()
+    assert ((commits.app >= 0) & (commits.app < max(1, len(commits.apps)))).all()
+    assert (commits.batch >= 0).all()
+
+
+def _records(page: SegmentPage) -> list[CommitRecord] | None:
+    return None if page.commits is None else list(page.commits.records())
 
 
 @fuzz(50, page=_PAGES)
 def test_pages_are_read_as_they_were_written(page: SegmentPage) -> None:
     found = _decode_page(encode_page(page))
     assert (found.base_offset, list(found.table)) == (page.base_offset, list(page.table))
+    assert _records(found) == _records(page)
 
 
 @st.composite

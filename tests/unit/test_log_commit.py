@@ -8,11 +8,12 @@ import pytest
 
 from bk_spark.log import CommitMessage, CommitRequest, CommitStatus, LedgerRange
 from bk_spark.log.core import append
-from bk_spark.log.core.append import MAX_INLINE_PAGES
+from bk_spark.log.core.append import MAX_INLINE_PAGES, Append, ReadHead, ReadTail, plan_append
 from bk_spark.log.core.applications import IN_USE_KEPT
 from bk_spark.log.core.changes import step_of
 from bk_spark.log.core.commit import BatchCommit
 from bk_spark.log.core.plan import AlreadyDone, Need, NeedClosed, Plan, Readings, Stale
+from bk_spark.log.formats.commits import CommitKind, CommitRecord
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import MAX_PAGE_BYTES, SegmentPage, encode_page
 from bk_spark.log.formats.segment import Segment, SegmentTable
@@ -27,6 +28,7 @@ from bk_spark.log.formats.znodes import (
 )
 from bk_spark.protocol.errors import (
     BatchRefusedError,
+    InvalidArgumentError,
     LedgerRefusedError,
     LogReplacedError,
     LogTailOpenError,
@@ -538,3 +540,22 @@ def test_nothing_is_ever_deleted(zk: ModelLog) -> None:
     commit(zk, request(0, (1, 0, 9)))
     for made in (plan(zk, request(1, overwrite=True)), plan(zk, many(zk, 2, 36_000, 50))):
         assert all(isinstance(op, CreateOp | SetOp | CheckOp) for op in operations_of(made))
+
+
+def test_segments_without_their_commit_are_refused_where_commits_are_recorded() -> None:
+    """The page would be damaged for every reader."""
+    head = Head(LOG_ID, kept_offset=0)
+    page = SegmentPage(LOG_ID, 0, 0, SegmentTable.of(()), None)
+    added = SegmentTable.of([Segment(5, 0, 4, 0, 5, 100, 1_000), Segment(6, 0, 4, 5, 5, 100, 1_000)])
+
+    def plan(record: CommitRecord | None, head: Head = head) -> Append:
+        readings = Readings({PATHS.page(1): None})
+        read, tail = ReadHead(head, 3), ReadTail(page, 2, None)
+        return plan_append(readings, PATHS, read, added, 1_000, tail, record=record)
+
+    for record in (None, CommitRecord(CommitKind.APPEND, 1, 1_000)):
+        with pytest.raises(InvalidArgumentError, match=f"2 segments are appended with records of {int(bool(record))}"):
+            plan(record)
+    assert plan(CommitRecord(CommitKind.APPEND, 2, 1_000)).head.next_offset == 10
+    # Logs of release 0.1.0 record none.
+    assert plan(None, replace(head, kept_offset=None)).head.next_offset == 10

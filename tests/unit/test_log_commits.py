@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from bk_spark.log.formats.commits import MAX_BARE_COMMITS, CommitKind, CommitRecord, CommitTable
+from bk_spark.log.formats.commits import MAX_BARE_COMMITS, CommitKind, CommitRecord, CommitTable, cut_records
 from bk_spark.log.formats.page import MAX_PAGE_BYTES, SegmentPage, decode_page, encode_page, fill_pages
 from bk_spark.log.formats.proto import log_formats_pb2 as pb
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS, Segment, SegmentTable
@@ -229,6 +229,21 @@ def two_commits() -> ModelList:
     model.time_ms += 1000
     model.change(CommitKind.OVERWRITE, [10], "nightly", 2)
     return model
+
+
+def test_records_are_cut_after_any_number_of_segments() -> None:
+    records = [
+        CommitRecord(CommitKind.APPEND, count, START_MS + number) for number, count in enumerate((0, 2, 0, 3, 0))
+    ]
+    for segments in range(6):
+        taken, rest = cut_records(records, segments)
+        assert sum(one.segments for one in taken) == segments
+        assert sum(one.segments for one in rest) == 5 - segments
+        # Only a commit in the middle is in both, and is continued then.
+        split = [one for one in taken if one.is_continued]
+        assert len(split) == (segments in (1, 3, 4)) == len(taken) + len(rest) - len(records)
+        assert not rest or rest[0].segments
+    assert cut_records(records, 2) == (records[:3], records[3:])
 
 
 def test_what_was_overwritten_and_let_go() -> None:

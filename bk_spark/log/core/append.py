@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.plan import Readings, StaleError, write_over
 from bk_spark.log.core.steps import Closed
@@ -26,7 +28,7 @@ from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page, encode_page, fill_pages
 from bk_spark.log.formats.segment import MAX_SEGMENT_BYTES, MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.znodes import Head, decode_head, encode_head
-from bk_spark.protocol.errors import LogReplacedError, MetadataFormatError, NoSuchLogError
+from bk_spark.protocol.errors import InvalidArgumentError, LogReplacedError, MetadataFormatError, NoSuchLogError
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp, Znode
 
 #: New pages in the appending transaction. A request to ZooKeeper must stay below 1 MiB.
@@ -174,7 +176,8 @@ def plan_pages(
 ) -> Append:
     """Plan the pages of :func:`plan_append`. The caller writes the resulting head, which says only where the list ends.
 
-    An open ``tail`` that is not sealed must be the last segment of ``added``.
+    An open ``tail`` that is not sealed must be the last segment of ``added``. Raises InvalidArgumentError if the log
+    records its commits, and ``records`` are not of all sealed segments.
     """
     head, page = read.head, tail.page
     if head.kept_offset is None:
@@ -184,6 +187,7 @@ def plan_pages(
             page = replace(page, commits=CommitTable.begin(head.first_offset, len(page.table)))
         if _sealed_entries(tail, added):
             records = (CommitRecord(CommitKind.WRITER, 1, time_ms), *records)
+        _check_records(paths.name, added, records)
     pages = fill_pages(page, added, records)
     new_pages = {paths.page(page.number): data for page, data in pages if page.number != tail.page.number}
     tail_path = paths.page(tail.page.number)
@@ -208,6 +212,16 @@ def plan_pages(
     last_page = pages[-1][0] if pages else tail.page
     new_head = replace(head, next_offset=last_page.end_offset, tail_page=last_page.number)
     return Append(preparations, tuple(operations), new_head, tuple(page for page, _ in pages))
+
+
+def _check_records(log: str, added: SegmentTable, records: tuple[CommitRecord, ...]) -> None:
+    """Raise InvalidArgumentError unless ``records`` are of all sealed segments: readers would call the page damaged."""
+    sealed_segments, recorded = int(np.count_nonzero(added.entries)), sum(one.segments for one in records)
+    if recorded != sealed_segments:
+        raise InvalidArgumentError(
+            f"log {log} records its commits: {sealed_segments} segments are appended with records of {recorded}; plan "
+            "them with the record of their commit"
+        )
 
 
 def _sealed_entries(tail: ReadTail, added: SegmentTable) -> int:

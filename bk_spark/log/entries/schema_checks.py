@@ -168,11 +168,14 @@ def _has_names_within(stored: ColumnType, wanted: ColumnType) -> bool:
             return True
 
 
-def check_same_names(written: Schema, stored: Schema, log: str, names: Names = EXACT) -> None:
-    """Raise InvalidArgumentError, naming the first difference, unless the data has columns of the log's names."""
+def check_same_names(written: Schema, stored: Schema, log: str, names: Names = EXACT, *, remedy: str = "") -> None:
+    """Raise InvalidArgumentError, naming the first difference, unless the data has columns of the log's names.
+
+    ``remedy`` says what else helps against a column too many.
+    """
     for one in written.fields:
         if _named(stored, one.name, names) is None:
-            raise _no_such_column(one.name, stored, log)
+            raise _no_such_column(one.name, stored, log, remedy)
     for column in stored.fields:
         if _named(written, column.name, names) is None:
             raise InvalidArgumentError(

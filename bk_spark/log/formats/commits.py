@@ -170,16 +170,16 @@ _COLUMNS: Final = ("kind", "segments", "time_ms", "batch", "first_offsets", "is_
 
 def cut_records(records: Sequence[CommitRecord], segments: int) -> tuple[list[CommitRecord], list[CommitRecord]]:
     """Split ``records`` after their first ``segments`` segments. A commit in the middle is split."""
-    rest = list(records)
-    taken = []
-    while rest and (segments or not rest[0].segments):
-        record = rest.pop(0)
+    taken: list[CommitRecord] = []
+    for index, record in enumerate(records):
+        if not segments and record.segments:
+            return taken, [*records[index:]]
         if record.segments > segments:
-            rest.insert(0, replace(record, segments=record.segments - segments))
-            record = replace(record, segments=segments, is_continued=True)
+            taken.append(replace(record, segments=segments, is_continued=True))
+            return taken, [replace(record, segments=record.segments - segments), *records[index + 1 :]]
         taken.append(record)
         segments -= record.segments
-    return taken, rest
+    return taken, []
 
 
 def encode_commits(commits: CommitTable, table: SegmentTable) -> pb.PageCommits:

@@ -11,12 +11,11 @@ from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.positions.texts import AsOf
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.scan import Scan, ScannedLog, ScanPosition, scan_of
-from bk_spark.log.tables.write import CommittedLog, WriteOptions, write_rows
+from bk_spark.log.tables.write import AUTO, CommittedLog, WriteOptions, write_rows
 
 #: Threads of one scan. They wait for bookies more than they compute.
 THREADS: Final = 4
 BUFFER_BYTES: Final = 64 * 1024 * 1024
-ENTRY_BYTES: Final = 1024 * 1024
 
 
 #: A commit, as programs name it: an offset, a time, or a transaction.
@@ -103,8 +102,9 @@ class LogTables:
         mode: str = "append",
         txn_app_id: str | None = None,
         txn_version: int | None = None,
-        compression: str | None = "lz4",
-        entry_bytes: int = ENTRY_BYTES,
+        compression: str | None = AUTO,
+        entry_bytes: int | None = None,
+        merge_schema: bool = False,
         fence_tail: bool = False,
         roll_bytes: int = 1 << 30,
         roll_ms: int = 3_600_000,
@@ -128,10 +128,16 @@ class LogTables:
             A name, and a number that increases with each write under that name. A write that is repeated with the same
             two is in the log once. Give both or neither.
         compression
-            Of the entries of an arrow log: ``"lz4"``, ``"zstd"`` or None. An entry that does not become a tenth smaller
-            is written without compression.
+            Of the entries of an arrow log: ``"lz4"``, ``"zstd"`` or None. Default: ``"auto"``, which is lz4. An entry
+            that does not become a tenth smaller is written without compression. A raw log has no compression.
         entry_bytes
-            The target size of an entry of an arrow log, before compression.
+            The target size of an entry of an arrow log, before compression. Default: 1 MiB. A raw log has an entry for
+            each row.
+        merge_schema
+            Let the columns of an arrow log grow with the data, in the same transaction: columns that the log lacks are
+            added, nullable, and columns become wider where the data needs it (int to long, float to double, more
+            digits of a decimal). Columns that were added later and that the data lacks are null in its rows. Names that
+            differ only by case are the same column. Afterwards this object knows the log's new columns.
         fence_tail
             Take over an open tail instead of failing. Its writer can no longer write.
         roll_bytes, roll_ms
@@ -146,7 +152,8 @@ class LogTables:
         ------
         InvalidArgumentError
             If a column is missing, too much, of another type, or has a value that does not fit, or an argument is
-            wrong. The log has not changed.
+            wrong or does not apply to a raw log. With ``merge_schema``: if no type holds both the log's and the data's
+            values. The log has not changed.
         LogTailOpenError
             If a live log writer holds the tail, and ``fence_tail`` is not set.
         NotEnoughBookiesError
@@ -160,6 +167,7 @@ class LogTables:
             txn_version,
             compression,
             entry_bytes,
+            merge_schema,
             fence_tail,
             RollLimits(roll_bytes, roll_ms),
         )

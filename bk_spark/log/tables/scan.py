@@ -44,7 +44,8 @@ _READING: Final = Reading(remedy="leave it out")
 class ScannedLog(ReadableLog, Protocol):
     """A log, as scans need it: see :class:`bk_spark.log.log.Log`."""
 
-    settings: LogSettings
+    @property
+    def settings(self) -> LogSettings: ...
 
     @property
     def ledgers(self) -> LogLedgers: ...

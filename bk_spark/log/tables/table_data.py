@@ -19,6 +19,8 @@ from bk_spark.log.entries.schema_checks import (
 from bk_spark.log.entries.schema_text import schema_text
 from bk_spark.protocol.errors import InvalidArgumentError
 
+_MERGE: Final = ", or write with merge_schema=True, which adds it"
+_WIDEN: Final = ", or write with merge_schema=True, which widens columns"
 #: Types whose values an entry of a raw log takes as they are.
 _BYTES: Final = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
@@ -59,23 +61,21 @@ def reader_of(data: object) -> pa.RecordBatchReader:
     )
 
 
-def batches_for(rows: pa.RecordBatchReader, stored: Schema | None, log: str) -> Iterator[pa.RecordBatch]:
-    """Return ``rows`` with exactly the columns of a log: ``stored``, or ``value`` for a raw log (None).
+def raw_columns(given: pa.Schema) -> pa.Schema:
+    """Return the column of a raw log as entries take it. Raises InvalidArgumentError if rows are not of one."""
+    check_raw_write(schema_of_arrow(given))
+    value = given.field(VALUE).type
+    return pa.schema([pa.field(VALUE, value if value in _BYTES else pa.large_binary())])
 
-    Raises InvalidArgumentError before the first row if columns are missing, too many, or have other types; and where it
-    happens for a value that does not fit, such as a time with nanoseconds.
-    """
-    given = schema_of_arrow(rows.schema)
-    if stored is None:
-        check_raw_write(given)
-        value = rows.schema.field(VALUE).type
-        wanted = pa.schema([pa.field(VALUE, value if value in _BYTES else pa.large_binary())])
-    else:
-        check_no_duplicates(given)
-        wanted = arrow_schema(stored)
-        check_same_names(given, stored, log)
-        _check_types(arrow_schema(stored_schema(given)), given, wanted, stored, log)
-    return _cast(rows, wanted)
+
+def table_columns(given: pa.Schema, stored: Schema, log: str) -> pa.Schema:
+    """Return the columns of an arrow log. Raises InvalidArgumentError if rows lack some, have more or other types."""
+    written = schema_of_arrow(given)
+    check_no_duplicates(written)
+    wanted = arrow_schema(stored)
+    check_same_names(written, stored, log, remedy=_MERGE)
+    _check_types(arrow_schema(stored_schema(written)), written, wanted, stored, log)
+    return wanted
 
 
 def _check_types(found: pa.Schema, given: Schema, wanted: pa.Schema, stored: Schema, log: str) -> None:
@@ -85,11 +85,15 @@ def _check_types(found: pa.Schema, given: Schema, wanted: pa.Schema, stored: Sch
             own = given.find(column.name)
             assert own is not None
             raise InvalidArgumentError(
-                f"column {column.name} is {own.type.simple} here and {fixed.type.simple} in log {log}: cast it"
+                f"column {column.name} is {own.type.simple} here and {fixed.type.simple} in log {log}: cast it{_WIDEN}"
             )
 
 
-def _cast(rows: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+def cast_rows(rows: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield ``rows`` with exactly the columns ``wanted``, which their types can be read as.
+
+    Raises InvalidArgumentError for a value that does not fit, such as a time with nanoseconds.
+    """
     for batch in rows:
         arrays = []
         for column in wanted:

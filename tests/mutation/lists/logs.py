@@ -8,6 +8,13 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "Segments are appended with the record of their commit, where commits are recorded.",
+        "bk_spark/log/core/append.py",
+        "    if recorded != sealed_segments:\n",
+        "    if False:\n",
+        ("tests/unit/test_log_commit.py::test_segments_without_their_commit_are_refused_where_commits_are_recorded",),
+    ),
+    Mutation(
         "A version of the schema is written over the settings that were read.",
         "bk_spark/log/core/schema_growth.py",
         "write = SetOp(paths.settings, data, znode.version)",

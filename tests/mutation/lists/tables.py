@@ -9,7 +9,23 @@ from tests.mutation.mutation import Mutation
 _READS: Final = "tests/unit/test_ordered_reads.py"
 _TABLES: Final = "tests/integration/test_log_tables.py"
 
+_GROWTH: Final = "tests/integration/test_log_tables_growth.py"
+
 MUTATIONS: Final = (
+    Mutation(
+        "After a write that merges columns, the log's object knows them.",
+        "bk_spark/log/tables/write.py",
+        "    if options.merge_schema:\n        log.learn_settings()\n    look_after(log)",
+        "    look_after(log)",
+        (f"{_GROWTH}::test_new_columns_are_null_in_older_rows",),
+    ),
+    Mutation(
+        "A raw log refuses what it has not.",
+        "bk_spark/log/tables/write.py",
+        "        if is_given:\n",
+        "        if False:\n",
+        (f"{_GROWTH}::test_a_raw_log_refuses_what_it_cannot_do",),
+    ),
     Mutation(
         "What waits for the reader of a scan is bounded.",
         "bk_spark/log/tables/ordered_reads.py",
