@@ -447,7 +447,7 @@ class TestWrites:
             ({"txn_app_id": "a"}, "txn_app_id and txn_version go together"),
             ({"txn_app_id": "", "txn_version": 1}, "txn_app_id must be a name"),
             ({"txn_app_id": "a", "txn_version": -1}, "txn_version must be a whole number, 0 or more, got -1"),
-            ({"compression": "gzip"}, "compression must be lz4, zstd or None, got 'gzip'"),
+            ({"compression": "gzip"}, "compression must be auto, lz4, zstd or None, got 'gzip'"),
             ({"entry_bytes": 1}, "entry_bytes must be a whole number from 1024 to 67108864, got 1"),
         ],
     )

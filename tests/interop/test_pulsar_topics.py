@@ -241,6 +241,35 @@ def test_messages_of_transactions_come_when_they_are_committed(pulsar: Pulsar, t
     assert streamed == values
 
 
+def test_the_compacted_view_is_what_java_reads(pulsar: Pulsar) -> None:
+    """Before the first compaction, behind one, and after another one that replaced its ledger."""
+    topic, broker = pulsar.topic(_name("compacted")), pulsar.broker
+
+    def produce(text: str) -> None:
+        rows = [message(f"{text} {number}".encode(), key=f"k{number % 5}") for number in range(60)]
+        broker.produce(topic, rows[:40], batch=7, compression="LZ4")
+        # A tombstone, and a message without a key.
+        broker.produce(topic, [*rows[40:], message(None, key="k3"), message(b"no key")])
+
+    def compare(count: int | None = None) -> None:
+        expected = sorted(map(_of_java, broker.read(topic, compacted=True)))
+        assert count in (None, len(expected))
+        _wait_for(lambda: pulsar.rows(topic, pulsarReadCompacted="true"), expected)
+
+    produce("first")
+    compare(62)
+    broker.call("compact", topic=topic)
+    compare()
+    assert len(pulsar.rows(topic, pulsarReadCompacted="true")) < 10 < len(pulsar.rows(topic))
+    produce("second")
+    compare()
+    broker.call("compact", topic=topic)
+    compare()
+    assert len(pulsar.rows(topic, pulsarReadCompacted="true", splitBytes="1k")) < 10
+    with pytest.raises(PySparkException, match="option startingOffsets is not for a compacted view"):
+        pulsar.read(topic, pulsarReadCompacted="true", startingOffsets="earliest").count()
+
+
 def test_values_by_both_versions_of_a_schema(pulsar: Pulsar) -> None:
     topic = pulsar.topic(_name("points"))
     pulsar.broker.call("produce_points", topic=topic, count=12)

@@ -13,12 +13,13 @@ from bk_spark.datasource.pulsar.offsets import TopicPosition, parse_topics, topi
 from bk_spark.datasource.pulsar.positions import Edges, ranges_of, starts_of, stream_edges
 from bk_spark.datasource.pulsar.splitting import topic_pieces, topic_splits
 from bk_spark.log.positions.texts import Edge
-from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError, NoSuchLedgerError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger, TopicLedger
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
+from bk_spark.pulsar.compacted import CompactedTopic, seen_together
 from bk_spark.pulsar.entry_numbers import NOTHING_YET, EntryNumbers, ReadableLedger
 from bk_spark.pulsar.stores import StoreAddress
 from bk_spark.pulsar.topic_ledgers import readable
@@ -130,6 +131,41 @@ def test_the_size_of_the_open_ledger_is_that_of_its_own_entries() -> None:
     assert readable(ManagedLedger((one,)), 7)[-1].size_bytes == 7 * 1024
     assert readable(ManagedLedger((before, other)), 7)[-1].size_bytes == 7 * 5
     assert readable(ManagedLedger((before, other)), 7, (3, 300_000))[-1].size_bytes == 700_000
+
+
+# --- compacted views ---
+
+
+def test_a_topic_and_its_compacted_ledger_are_seen_together() -> None:
+    """Between the two looks the topic may be trimmed up to a newer compaction: then messages would be missing."""
+    old, new = CompactedTopic(7, 3, 100, Position(4, 9)), CompactedTopic(8, 2, 70, Position(5, 9))
+    answers: list[CompactedTopic | None] = [old, new, None, new, new]
+
+    def compacted() -> dict[str, CompactedTopic]:
+        one = answers.pop(0)
+        if one is None:
+            raise NoSuchLedgerError("replaced")
+        return {TOPIC: one}
+
+    looks = iter(["before", "meanwhile", "after"])
+    assert seen_together(compacted, lambda: next(looks)) == ("meanwhile", {TOPIC: new})
+    assert not answers
+    numbers = iter(range(100))
+    with pytest.raises(LogRangeGoneError, match="compacted again and again"):
+        seen_together(lambda: {TOPIC: CompactedTopic(next(numbers), 0, 0, Position(0, 0))}, lambda: None)
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets", "startingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_compacted_view_has_no_range(name: str) -> None:
+    value = "2026-01-01" if name == "startingTimestamp" else f'{{"{TOPIC}": 5}}' if "By" in name else "latest"
+    with pytest.raises(InvalidArgumentError, match=f"option {name} is not for a compacted view"):
+        _options(pulsarReadCompacted="true", **{name: value})
+
+
+def test_a_stream_has_no_compacted_view() -> None:
+    given = {"metadataServiceUri": "zk://host/ledgers", "pulsarTopic": TOPIC, "pulsarReadCompacted": "true"}
+    with pytest.raises(InvalidArgumentError, match="option pulsarReadCompacted is for batch reads only"):
+        parse_options(given, writing=False, streaming=True)
 
 
 # --- where reads start and end ---

@@ -53,15 +53,15 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
             "spark.sql.caseSensitive is true: mend the schema given"
         )
     rows = EntryRows(arrow_schema(schema), split.entry_format, split.lookup)
-    yield from read_pieces(options, split.pieces, rows.of)
+    yield from read_pieces(options, split.pieces, rows.of, options.password())
 
 
-def read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode) -> Iterator[pa.RecordBatch]:
+def read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode, password: bytes) -> Iterator[pa.RecordBatch]:
     """Yield the rows that ``decode`` makes of the entries of ``pieces``, many entries at a time, in order.
 
     A deleted ledger is what :func:`read_split` says of it.
     """
-    client, password = client_of(options.metadata_service_uri, options.client), options.password()
+    client = client_of(options.metadata_service_uri, options.client)
     while len(pieces):
         sums, reached = pieces.entry_sums, 0
         try:

@@ -36,6 +36,8 @@ _EITHER: Final = (
     ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
     ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
 )
+#: Options that say where a read starts and ends.
+_RANGE: Final = tuple(name for names in _EITHER[1:] for name in names)
 _BY_KEY: Final = {option.name.lower(): option for option in OPTIONS.values()}
 _OF_TOPICS: Final = frozenset(key for key, option in _BY_KEY.items() if option.group is Group.PULSAR)
 _USE_NAMES: Final = {
@@ -210,6 +212,13 @@ def _check_topics(values: Mapping[str, Any], given: set[str]) -> None:
             raise InvalidArgumentError(f"option {name} is not for topics of Pulsar: {why}")
     if "pulsarbadvalues" in given and values["pulsarValues"] is not Values.SCHEMA:
         raise InvalidArgumentError("option pulsarBadValues is for values that are decoded: set pulsarValues to schema")
+    if values["pulsarReadCompacted"]:
+        for name in _RANGE:
+            if name.lower() in given:
+                raise InvalidArgumentError(
+                    f"option {name} is not for a compacted view, which is read as a whole: leave it out, or "
+                    "pulsarReadCompacted"
+                )
     for option in ("startingOffsets", "endingOffsets"):
         positions = values[option]
         for name, one in positions.items() if isinstance(positions, Mapping) else ():

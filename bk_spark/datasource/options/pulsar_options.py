@@ -88,7 +88,15 @@ class PulsarOptions(RangeOptions):
         "Messages that their producer encrypted: `fail`, `skip`, or `raw`, which gives each entry as one row with its "
         "cipher text.",
     )
-
+    pulsar_read_compacted: bool = option(
+        "pulsarReadCompacted",
+        "false",
+        BOOLEAN,
+        Use.BATCH_READ,
+        Group.PULSAR,
+        "Read the compacted view, as a reader with `readCompacted` does: the newest message of each key up to the last "
+        "compaction, and everything behind. It has no start and no end of its own.",
+    )
     pulsar_check_crc: bool = option(
         "pulsarCheckCrc",
         "false",

@@ -10,11 +10,13 @@ from pyspark.sql.types import StructType
 
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors, plain_errors_in
-from bk_spark.datasource.pulsar.places import NamedTopics, bookies_of, opened, stores_of
+from bk_spark.datasource.pulsar.places import NamedTopics, bookies_of, compacted_of, opened, stores_of
 from bk_spark.datasource.pulsar.positions import ranges_of
 from bk_spark.datasource.pulsar.rows import TopicSplit, read_topic_split
-from bk_spark.datasource.pulsar.splitting import topic_pieces, topic_splits
+from bk_spark.datasource.pulsar.splitting import compacted_splits, topic_pieces, topic_splits
 from bk_spark.datasource.pulsar.topic_schemas import check_topic_read
+from bk_spark.protocol.pulsar.transactions import Position
+from bk_spark.pulsar.compacted import CompactedTopic, seen_together
 from bk_spark.pulsar.topic_ledgers import FollowedTopic, warn_of_hidden
 from bk_spark.pulsar.transactions import TransactionWatch, may_have_transactions
 
@@ -43,11 +45,23 @@ def batch_splits(options: SourceOptions) -> list[TopicSplit]:
     """Return the tasks of a batch. Raises NoSuchTopicError, LogRangeGoneError, InvalidArgumentError, and any error from
     reading metadata and open ledgers."""
     stores = stores_of(options)
-    topics = opened(options, stores, NamedTopics(options).required(stores))
+    names = NamedTopics(options).required(stores)
+    compacted: dict[str, CompactedTopic] = {}
+    if options.pulsar_read_compacted:
+        topics, compacted = seen_together(
+            lambda: compacted_of(options, stores, names), lambda: opened(options, stores, names)
+        )
+    else:
+        topics = opened(options, stores, names)
     warn_of_hidden(topics.values(), now=True)
     numbers = {name: topic.numbers for name, topic in topics.items()}
     ends = {name: one.end for name, one in numbers.items()}
     ranges = ranges_of(options, numbers, ends)
+    for name, one in compacted.items():
+        # What the compacted ledger stands for may have been trimmed.
+        behind = numbers[name].number(Position(one.horizon.ledger_id, one.horizon.entry_id + 1))
+        start, end, edges = ranges[name]
+        ranges[name] = (min(max(start, behind), end), end, edges)
     namespaces = {topic.topic.namespace_name for topic in topics.values()}
     transactional = {one for one in namespaces if may_have_transactions(stores.local, one)}
     watches = {}
@@ -58,7 +72,7 @@ def batch_splits(options: SourceOptions) -> list[TopicSplit]:
             ranges[name] = (start, max(start, min(end, watch.end(topic.numbers))), edges)
     pieces = [topic_pieces(name, numbers[name], start, end) for name, (start, end, _) in ranges.items()]
     edges_of = {name: edges for name, (_, _, edges) in ranges.items() if not edges.is_empty}
-    return topic_splits(options, pieces, watches, edges_of)
+    return [*compacted_splits(options, compacted), *topic_splits(options, pieces, watches, edges_of)]
 
 
 def _decided(options: SourceOptions, topic: FollowedTopic, start: int) -> TransactionWatch:

@@ -10,6 +10,7 @@ from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.protocol.errors import InvalidArgumentError, NoSuchTopicError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.pulsar.compacted import CompactedTopic, compacted_topic
 from bk_spark.pulsar.stores import Store, StoreAddress, Stores
 from bk_spark.pulsar.topic_ledgers import FollowedTopic, look_at_topics
 from bk_spark.pulsar.topics import TopicPattern, matching, partitions_of
@@ -94,3 +95,10 @@ def opened(options: SourceOptions, stores: Stores, topics: Sequence[TopicName]) 
     found = {topic.full: FollowedTopic(topic, stores.local, client, password) for topic in topics}
     look_at_topics(list(found.values()), stores.local, latest=True)
     return found
+
+
+def compacted_of(options: SourceOptions, stores: Stores, topics: Sequence[TopicName]) -> dict[str, CompactedTopic]:
+    """Return what compaction has made of ``topics``, by full name. Those that were never compacted are not in it."""
+    client, password = bookies_of(options), options.password()
+    found = {topic.full: compacted_topic(topic, stores.local, client, password) for topic in topics}
+    return {name: one for name, one in found.items() if one is not None}

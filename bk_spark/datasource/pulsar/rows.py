@@ -24,9 +24,12 @@ from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.pulsar.chunks import ChunksMissing
+from bk_spark.protocol.pulsar.compaction import originals
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
+from bk_spark.pulsar.compacted import COMPACTED_PASSWORD
 from bk_spark.pulsar.entry_numbers import EntryNumbers
 from bk_spark.pulsar.messages import MessageReader
 
@@ -44,12 +47,14 @@ class TopicSplit(InputPartition):
     """What one task reads. Self-contained, as a split of logs is.
 
     ``aborted`` has, for each topic that may have transactions, those whose messages are left out. ``edges`` has what is
-    left out at the ends of the read, for the topics that need it.
+    left out at the ends of the read, for the topics that need it. ``is_compacted``: the ledgers are those that
+    compaction made.
     """
 
     pieces: Pieces
     aborted: dict[str, frozenset[TransactionId]] = field(default_factory=dict)
     edges: dict[str, Edges] = field(default_factory=dict)
+    is_compacted: bool = False
 
 
 def read_topic_split(options: SourceOptions, schema: StructType, split: TopicSplit) -> Iterator[pa.RecordBatch]:
@@ -67,7 +72,8 @@ def read_topic_split(options: SourceOptions, schema: StructType, split: TopicSpl
             yield from rows[piece.log].of(piece.ledger_id, piece.first, payloads.part(start, start + piece.entries))
             start += piece.entries
 
-    yield from read_pieces(options, split.pieces, decode)
+    password = COMPACTED_PASSWORD if split.is_compacted else options.password()
+    yield from read_pieces(options, split.pieces, decode, password)
 
 
 class _TopicRows:
@@ -95,14 +101,16 @@ class _TopicRows:
             (found,) = opened(options, stores_of(options), [topic]).values()
             return found.numbers
 
-        decoder = MessageDecoder(
+        decoder = self._decoder = MessageDecoder(
             topic,
             columns=frozenset(columns),
             max_message_bytes=MAX_MESSAGE_BYTES,
             encrypted=options.pulsar_encrypted,
-            aborted=split.aborted.get(name),
+            # Compaction takes no messages of aborted or open transactions.
+            aborted=frozenset() if split.is_compacted else split.aborted.get(name),
             check_crc=options.pulsar_check_crc,
         )
+        self._is_compacted = split.is_compacted
         self._reader = MessageReader(
             topic,
             decoder,
@@ -115,10 +123,22 @@ class _TopicRows:
     def of(self, ledger_id: int, first_entry_id: int, payloads: Payloads) -> Iterator[pa.RecordBatch]:
         """Yield the rows of consecutive entries of a ledger."""
         where = f"topic {self._topic.full}, entries from {first_entry_id} of ledger {ledger_id}"
-        for batch in self._reader.batches(ledger_id, first_entry_id, payloads):
+        batches = self._originals if self._is_compacted else self._reader.batches
+        for batch in batches(ledger_id, first_entry_id, payloads):
             kept = self._without_edges(batch)
             if kept.num_rows:
                 yield self._projected(kept, where)
+
+    def _originals(self, ledger_id: int, first_entry_id: int, payloads: Payloads) -> Iterator[pa.RecordBatch]:
+        """Yield the messages in entries of a compacted ledger."""
+        found = originals(ledger_id, first_entry_id, payloads)
+        try:
+            rows = self._decoder.decode_at(*found)
+        except ChunksMissing as missing:
+            # Compaction knows no chunks: of a chunked message it keeps the last one, which is no message.
+            self._decoder.leave_out(missing.uuids)
+            rows = self._decoder.decode_at(*found)
+        yield from rows
 
     def _without_edges(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         edges = self._edges

@@ -9,6 +9,7 @@ from bk_spark.datasource.pulsar.positions import Edges
 from bk_spark.datasource.pulsar.rows import TopicSplit
 from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
+from bk_spark.pulsar.compacted import CompactedTopic
 from bk_spark.pulsar.entry_numbers import EntryNumbers, check_on_bookies
 from bk_spark.pulsar.transactions import TransactionWatch
 
@@ -45,6 +46,19 @@ def topic_splits(
         )
         for part in cut
     ]
+
+
+def compacted_splits(options: SourceOptions, compacted: Mapping[str, CompactedTopic]) -> list[TopicSplit]:
+    """Cut the compacted ledgers of topics into tasks according to the options."""
+    pieces = Pieces.of(
+        [
+            Piece(one.ledger_id, 0, one.entries - 1, max(1, one.size_bytes), one.entries, name)
+            for name, one in compacted.items()
+            if one.entries
+        ]
+    )
+    cut = cut_splits(pieces, options.split_bytes, options.min_partitions, options.max_records_per_partition)
+    return [TopicSplit(part, is_compacted=True) for part in cut]
 
 
 def _aborted(part: Pieces, number: int, watch: TransactionWatch) -> frozenset[TransactionId]:

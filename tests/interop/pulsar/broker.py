@@ -111,9 +111,9 @@ class PulsarBroker:
         takes. Or, with ``first`` and ``count``, numbered ones. ``how``: batch, compression, chunk_bytes, …"""
         self.call("produce", topic=topic, messages=list(messages), **how)
 
-    def read(self, topic: str, *, typed: bool = False) -> list[dict[str, Any]]:
-        """Return everything that a Java reader gets of a topic now."""
-        rows: list[dict[str, Any]] = self.call("read", topic=topic, typed=typed)["rows"]
+    def read(self, topic: str, *, typed: bool = False, compacted: bool = False) -> list[dict[str, Any]]:
+        """Return everything that a Java reader gets of a topic, or of its compacted view, now."""
+        rows: list[dict[str, Any]] = self.call("read", topic=topic, typed=typed, compacted=compacted)["rows"]
         return rows
 
 

@@ -11,6 +11,20 @@ _TOPICS: Final = "tests/integration/test_pulsar_topics.py"
 
 MUTATIONS: Final = (
     Mutation(
+        "A topic is read again if it was compacted while its list was read.",
+        "bk_spark/pulsar/compacted.py",
+        "            if compacted() == before:\n",
+        "            if True:\n",
+        (f"{_POSITIONS}::test_a_topic_and_its_compacted_ledger_are_seen_together",),
+    ),
+    Mutation(
+        "Tasks are cut by the size of the open ledger's own entries.",
+        "bk_spark/pulsar/topic_ledgers.py",
+        "            if sample[0]:\n",
+        "            if False:\n",
+        (f"{_POSITIONS}::test_the_size_of_the_open_ledger_is_that_of_its_own_entries",),
+    ),
+    Mutation(
         "An open ledger that is gone with all before it counts as a loss.",
         "bk_spark/pulsar/entry_numbers.py",
         "self._end += 0 if dropped else 1",

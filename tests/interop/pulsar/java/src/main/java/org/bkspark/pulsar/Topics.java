@@ -15,6 +15,7 @@ import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import org.apache.pulsar.client.admin.LongRunningProcessStatus;
 import org.apache.pulsar.client.api.CompressionType;
 import org.apache.pulsar.client.api.ConsumerCryptoFailureAction;
 import org.apache.pulsar.client.api.Message;
@@ -69,7 +70,8 @@ final class Topics {
             case "make_partitions" -> broker.admin().topics().createPartitionedTopic(topic, request.get("count").asInt());
             case "produce" -> produce(topic, request, answer);
             case "produce_points" -> producePoints(topic, request.get("count").asInt());
-            case "read" -> answer.set("rows", read(topic, request.path("typed").asBoolean()));
+            case "read" -> answer.set("rows", read(topic, request.path("typed").asBoolean(), request.path("compacted").asBoolean()));
+            case "compact" -> compact(topic);
             case "consume" -> consume(topic, request.get("count").asInt(), answer);
             case "unload" -> broker.admin().topics().unload(topic);
             case "keep_nothing" -> broker.admin().namespaces().setRetention(
@@ -84,6 +86,22 @@ final class Topics {
                 (request.get("commit").asBoolean() ? transaction.commit() : transaction.abort()).get(TIMEOUT_S, TimeUnit.SECONDS);
             }
             default -> throw new IllegalArgumentException(request.toString());
+        }
+    }
+
+    /** Compacts a topic, and returns when that is done. */
+    private void compact(String topic) throws Exception {
+        broker.admin().topics().triggerCompaction(topic);
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT_S);
+        while (true) {
+            LongRunningProcessStatus status = broker.admin().topics().compactionStatus(topic);
+            if (status.status == LongRunningProcessStatus.Status.SUCCESS) {
+                return;
+            }
+            if (status.status != LongRunningProcessStatus.Status.RUNNING || System.nanoTime() > end) {
+                throw new IllegalStateException("compaction of " + topic + ": " + status.status + " " + status.lastError);
+            }
+            Thread.sleep(50);
         }
     }
 
@@ -193,11 +211,11 @@ final class Topics {
     }
 
     /** Everything that a reader gets now. */
-    private ArrayNode read(String topic, boolean typed) throws Exception {
+    private ArrayNode read(String topic, boolean typed, boolean compacted) throws Exception {
         ArrayNode rows = json.createArrayNode();
         Schema<?> schema = typed ? Schema.AUTO_CONSUME() : Schema.BYTES;
         try (Reader<?> reader = broker.client().newReader(schema).topic(topic).startMessageId(MessageId.earliest)
-                .cryptoFailureAction(ConsumerCryptoFailureAction.CONSUME).create()) {
+                .readCompacted(compacted).cryptoFailureAction(ConsumerCryptoFailureAction.CONSUME).create()) {
             while (reader.hasMessageAvailable()) {
                 Message<?> message = reader.readNext(TIMEOUT_S, TimeUnit.SECONDS);
                 if (message == null) {
