@@ -51,21 +51,21 @@ class _LeastReader(DataSourceStreamReader):
         yield pa.record_batch({"value": pa.array([b"0123456789"] * self._rows, pa.binary())})
 
 
-class MemorySource(DataSource):
-    """``format("memory_batches")``: the record batches of an Arrow file, again and again, ``rows`` in ``tasks`` tasks.
+class RepeatedSource(DataSource):
+    """``format("repeated-batches")``: the record batches of an Arrow file, again and again, ``rows`` in ``tasks`` tasks.
 
     It does nothing but hand them to Spark, so no source in Python is faster with batches like these.
     """
 
     @classmethod
     def name(cls) -> str:
-        return "memory_batches"
+        return "repeated-batches"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _MemoryReader(self.options["path"], int(self.options["rows"]), int(self.options["tasks"]))
+        return _RepeatedReader(self.options["path"], int(self.options["rows"]), int(self.options["tasks"]))
 
 
-class _MemoryReader(DataSourceReader):
+class _RepeatedReader(DataSourceReader):
     def __init__(self, path: str, rows: int, tasks: int) -> None:
         self._path, self._rows, self._tasks = path, rows, tasks
 
