@@ -108,7 +108,7 @@ def _measure(
         assert found == messages
         return time.perf_counter() - started, time.process_time() - cpu
 
-    def in_spark(columns: str, source: str = "bookkeeper", **options: object) -> tuple[float, float]:
+    def in_spark(columns: str, source: str = "bookkeeper", **options: str) -> tuple[float, float]:
         frame = spark.read.format(source).schema(columns).options(**(options or {"pulsarTopic": topic}))
         started, cpu = time.perf_counter(), _spark_cpu_s()
         frame.options(metadataServiceUri=uri).load().write.format("noop").mode("overwrite").save()
@@ -119,11 +119,11 @@ def _measure(
         source = parse_options({"metadataServiceUri": uri, "pulsarTopic": topic}, writing=False)
         splits = batch_splits(source)
         if not path.exists():
-            batches = [*read_topic_split(source, StructType.fromDDL(columns), splits[0])][:16]
+            batches = [*read_topic_split(source, cast(StructType, StructType.fromDDL(columns)), splits[0])][:16]
             with pa.ipc.new_file(path, batches[0].schema) as file:
                 for batch in batches:
                     file.write_batch(batch)
-        return in_spark(columns, RepeatedSource.name(), path=path, rows=messages, tasks=len(splits))
+        return in_spark(columns, RepeatedSource.name(), path=str(path), rows=str(messages), tasks=str(len(splits)))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "java_reader": java,

@@ -52,7 +52,7 @@ class _LeastReader(DataSourceStreamReader):
 
 
 class RepeatedSource(DataSource):
-    """``format("repeated-batches")``: the record batches of an Arrow file, again and again, ``rows`` in ``tasks`` tasks.
+    """``format("repeated-batches")``: the batches of an Arrow file, again and again, ``rows`` in ``tasks`` tasks.
 
     It does nothing but hand them to Spark, so no source in Python is faster with batches like these.
     """
