@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from bk_spark.bookie.config import GRPC, ClientConfig
+from bk_spark.bookie.connection.allocator import keep_freed_memory
 from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.interface import ControlConnection, LedgerConnection
 from bk_spark.bookie.connection.logins import Logins
@@ -96,6 +97,7 @@ class ClusterSession:
             raise InvalidArgumentError(
                 f"transport=grpc needs more packages: pip install 'bk-spark[grpc]' ({error})"
             ) from error
+        keep_freed_memory()
         return ConnectionPool(grpc_connects(self.services.grpc_address, self._tls, self._logins), self.config)
 
     async def close(self) -> None:

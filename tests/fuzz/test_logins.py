@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import grpc
 import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -18,12 +20,15 @@ from bk_spark.bookie.auth.providers import BookieAuthProvider, BookieLogin, Peer
 from bk_spark.bookie.auth.sasl import _BookieLogin
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Bookie, DigestMd5Client, directives
 from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError, WireFormatError
+from bk_spark.protocol.proto import sessions_pb2
 from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.auth_frames import AuthMessage, auth_answer_of, auth_of, auth_request
 from bookie_server.net.common.access.certificates import names_in, role_in
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import ALL, Authorization
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.grpc.logins import LoginService
+from bookie_server.net.grpc.sessions import Sessions
 from tests.fuzz.damage import hostile, pieces
 from tests.fuzz.front import Owner, serve
 from tests.fuzz.fuzzing import fuzz
@@ -119,6 +124,55 @@ def test_nothing_is_done_for_who_has_not_logged_in(
     assert not caplog.records, caplog.text
     # Each add would have left its priority.
     assert (bookie.priorities, bookie.reads) == ([], 0)
+
+
+class _Call:
+    """A call of LogIn, given its messages."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = messages
+        self.answers: list[bytes] = []
+        self.status: grpc.StatusCode | None = None
+        self.message_s: float | None = 1.0
+
+    def peer(self) -> str:
+        return "somebody"
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    async def send_initial_metadata(self, _: object) -> None:
+        pass
+
+    async def read(self) -> Any:
+        return self._messages.pop(0) if self._messages else grpc.aio.EOF
+
+    async def write(self, message: bytes) -> None:
+        self.answers.append(message)
+
+    async def abort(self, status: grpc.StatusCode, _: str) -> None:
+        self.status = status
+        raise grpc.aio.AbortError
+
+
+_MESSAGE: Final = st.builds(
+    lambda plugin, payload: sessions_pb2.LogInMessage(plugin=plugin, payload=payload).SerializeToString(),
+    st.sampled_from(["sasl", "sasl", "sasl", "other"]),
+    st.just(b"") | hostile(_RESPONSE),
+)
+
+
+@fuzz(100, messages=st.lists(hostile(_MESSAGE), max_size=5))
+def test_no_session_begins_without_a_login(messages: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    """Over gRPC. Nonces are new each time, so no login can succeed."""
+    sessions, call = Sessions(9), _Call(list(messages))
+    caplog.clear()
+    with caplog.at_level(logging.ERROR), contextlib.suppress(grpc.aio.AbortError):
+        asyncio.run(LoginService(FrontAccess(_Sasl()), sessions)._log_in(None, call))
+    assert not caplog.records, caplog.text
+    assert call.status in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
+    assert len(sessions) == 0
+    assert not any(sessions_pb2.LogInAnswer.FromString(answer).session for answer in call.answers)
 
 
 _JAAS: Final = st.builds(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -433,3 +436,22 @@ def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("bk_spark.bookie.connection.grpc_streams._IDLE_S", 0.05)
     run(play())
+
+
+@pytest.mark.parametrize(
+    ("variables", "tuned"),
+    [({}, "True"), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, "False"), ({"GLIBC_TUNABLES": ""}, "False")],
+)
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(variables: dict[str, str], tuned: str) -> None:
+    """In a process of its own, since it is about the whole process."""
+    mark = "import resource; faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt"
+    use = "before = faults(); [bytes(1_500_000) for _ in range(50)]; print(tuned, faults() - before < 5_000)"
+    script = (
+        f"from bk_spark.bookie.connection.allocator import keep_freed_memory as keep; {mark}; tuned = keep(); {use}"
+    )
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=own | variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split()[0] == tuned, done
+    assert tuned == "False" or done.stdout.split()[1] == "True", done

@@ -29,8 +29,10 @@ def settings(directory: Path, **more: Any) -> TlsSettings:
     return TlsSettings(**{"tls_enabled": True, **pem, **paths, **more})
 
 
-def credentials(client: str | None = None, *, signed_by: str = "ours", trusts: str = "ours") -> Any:
-    own = None if client is None else identity(client, client_only=True, signed_by=signed_by)
+def credentials(
+    client: str | None = None, *, signed_by: str = "ours", trusts: str = "ours", expired: bool = False
+) -> Any:
+    own = None if client is None else identity(client, client_only=True, signed_by=signed_by, expired=expired)
     return grpc.ssl_channel_credentials(
         authority(trusts).pem, None if own is None else own.key_pem(), None if own is None else own.pem
     )
@@ -53,6 +55,8 @@ def test_without_certificates_of_clients(tmp_path: Path) -> None:
             assert await answers(front.port, credentials())
             assert not await answers(front.port, credentials(trusts="others"))
             assert not await answers(front.port, None)
+        async with asyncio.timeout(120), grpc_front(HeldBookie()) as front:
+            assert not await answers(front.port, credentials())
 
     contexts = TlsContexts(settings(tmp_path), server_side=True)
     asyncio.run(run())
@@ -68,6 +72,7 @@ def test_with_certificates_of_clients(tmp_path: Path) -> None:
             assert await answers(front.port, credentials("client"))
             assert not await answers(front.port, credentials())
             assert not await answers(front.port, credentials("client", signed_by="others"))
+            assert not await answers(front.port, credentials("old", expired=True))
             assert not await answers(front.port, None)
 
     keys = {

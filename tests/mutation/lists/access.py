@@ -60,6 +60,20 @@ MUTATIONS: Final = (
         (f"{_GRPC}::test_the_connection_with_the_most_sessions_loses_its_oldest",),
     ),
     Mutation(
+        "A call ends whose next message never comes whole.",
+        "bookie_server/net/grpc/gate.py",
+        "self._patience_s = self.message_s",
+        "self._patience_s = None",
+        ("tests/unit/test_net_grpc_places.py::test_a_later_message_that_never_comes_ends_the_call",),
+    ),
+    Mutation(
+        "A call on which an answer is owed is not idle.",
+        "bk_spark/bookie/connection/grpc_streams.py",
+        "                if self._is_owed():\n",
+        "                if False:\n",
+        ("tests/unit/test_client_grpc.py::test_calls_that_are_idle_end_and_begin_again",),
+    ),
+    Mutation(
         "A client believes a bookie only when the login has ended well.",
         "bk_spark/bookie/connection/grpc_logins.py",
         "        if not self._session:\n",
