@@ -34,6 +34,8 @@ _GATHER_UP_TO_BYTES: Final = 4 * 1024
 _SPANS_AT_ONCE: Final = 2048
 #: So many bytes are joined at most.
 _GATHER_BYTES: Final = 1024 * 1024
+#: So many bytes of other entries are appended at once: whoever syncs after a part does not have many to sync.
+_PART_BYTES: Final = 1024 * 1024
 #: Approximate Python overhead per ledger.
 _LEDGER_OVERHEAD_BYTES: Final = 400
 
@@ -214,6 +216,7 @@ class CacheHalf:
         firsts = positions[np.concatenate(([0], breaks))] - LENGTH_BYTES
         lasts = np.append(breaks, len(positions)) - 1
         lengths = positions[lasts] + sizes[lasts] - firsts
+        ends = np.cumsum(lengths)
         views: dict[int, memoryview] = {}
         first = 0
         while first < len(firsts):
@@ -225,7 +228,8 @@ class CacheHalf:
                 first += len(starts)
                 yield
                 continue
-            some = slice(first, first + _SPANS_AT_ONCE)
+            fitting = int(np.searchsorted(ends, int(ends[first]) - size + _PART_BYTES, side="right")) - first
+            some = slice(first, first + min(_SPANS_AT_ONCE, max(1, fitting)))
             extents, starts = firsts[some] >> _EXTENT_BITS, firsts[some] & _EXTENT_MASK
             spans = []
             stops = (starts + lengths[some]).tolist()
@@ -234,9 +238,14 @@ class CacheHalf:
                 if view is None:
                     view = views[extent] = self._extents[extent].data
                 spans.append(view[start:stop])
-            target.put(spans)
             first += len(spans)
-            yield
+            if fitting:
+                target.put(spans)
+                yield
+                continue
+            for begin in range(0, size, _PART_BYTES):
+                target.put([spans[0][begin : begin + _PART_BYTES]])
+                yield
 
     def _gather(self, extents: Int64s, starts: Int64s, size_bytes: int, result: Bytes) -> None:
         """Copy ``size_bytes`` bytes from each of ``starts`` into ``result``."""

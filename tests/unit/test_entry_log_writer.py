@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, NoWritableDirectoryError
 from bookie_server.storage.files import SyncFailedError
@@ -50,6 +52,30 @@ def full(path: Path, error: int = errno.ENOSPC, room_bytes: int = 0) -> Callable
         return os.pwrite(fd, taken, offset)
 
     return write
+
+
+@pytest.mark.parametrize("size", [5_000, 2_000_000])
+def test_a_long_append_is_synced_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Journals on the same disk wait for each of these syncs."""
+    synced, sync = [0], files.sync_data
+
+    def noted(fd: int) -> None:
+        synced.append(os.fstat(fd).st_size)
+        sync(fd)
+
+    monkeypatch.setattr(files, "sync_data", noted)
+    logs, count = Logs(tmp_path), 20_000_000 // size
+    try:
+        logs.write(*((1, entry_id, size) for entry_id in range(count)))
+        assert synced[-1] == entry_log.HEADER_BYTES + count * (size + 4)
+        assert (
+            max(later - earlier for earlier, later in itertools.pairwise(synced))
+            <= 5 * 1024 * 1024 + entry_log.HEADER_BYTES
+        )
+        entries = logs.read([(1, entry_id) for entry_id in range(count)])
+        assert [bytes(entries.entry(i)) for i in range(count)] == [stored(1, i, size) for i in range(count)]
+    finally:
+        logs.close()
 
 
 def assert_readable(logs: Logs) -> None:

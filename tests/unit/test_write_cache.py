@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Sequence
 
@@ -59,6 +60,22 @@ def in_order(half: CacheHalf) -> list[tuple[int, int, bytes]]:
             at += 4 + size
     assert at == len(written)
     return result
+
+
+@pytest.mark.parametrize("size", [100, 5_000, 100_000, 3_000_000])
+def test_a_part_of_a_copy_is_small_however_the_entries_lie(size: int) -> None:
+    """A flush syncs after parts. Entries of one ledger mostly lie side by side."""
+    half, run, count = CacheHalf(), max(1, 2_000_000 // size), 0
+    for ledger_id in (1, 2, 3):
+        put_run(half, ledger_id, list(range(run)), size)
+        fill(half, (ledger_id, run, 70))
+        count += run * (size + 4) + 74
+    entries, collected, done = half.sorted_entries(), Collected(), [0]
+    for _ in half.copy(entries.positions, entries.sizes, collected):
+        done.append(sum(map(len, collected.parts)))
+    assert done[-1] == count
+    assert max(later - earlier for earlier, later in itertools.pairwise(done)) <= 1024 * 1024
+    assert len(in_order(half)) == 3 * (run + 1)
 
 
 def test_entries_of_several_ledgers_and_pages_are_found() -> None:

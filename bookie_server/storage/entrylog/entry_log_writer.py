@@ -29,8 +29,9 @@ from bookie_server.storage.records import LENGTH_BYTES, Records
 from bookie_server.storage.write_cache import CacheHalf
 
 _LOG: Final = logging.getLogger(__name__)
-#: Written bytes are synced in steps of about this size, so that a journal's sync never waits for many of them.
-_SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
+#: Written bytes are synced in steps of about this size, so that a sync of a journal on the disk never waits for many of
+#: them.
+_SYNC_STEP_BYTES: Final = 4 * 1024 * 1024
 
 
 class EntryLogIds:

@@ -232,6 +232,16 @@ MUTATIONS: Final = (
         ("tests/crash/test_crash_scenarios.py::test_b2_between_every_write_and_sync",),
     ),
     Mutation(
+        "Adjacent entries are copied to an entry log in small parts.",
+        "bookie_server/storage/write_cache.py",
+        "int(ends[first]) - size + _PART_BYTES,",
+        "int(ends[first]) + (1 << 40),",
+        (
+            "tests/unit/test_write_cache.py::test_a_part_of_a_copy_is_small_however_the_entries_lie",
+            "tests/unit/test_entry_log_writer.py::test_a_long_append_is_synced_in_steps",
+        ),
+    ),
+    Mutation(
         "A failed append is cut off before its entry log is closed.",
         "bookie_server/storage/entrylog/entry_log_writer.py",
         "                files.truncate(self._fd, begun_at)\n",
