@@ -107,11 +107,8 @@ class Bookie:
             done(Code.READ_ONLY)
             return
         parts: list[tuple[LedgerDescriptor, LedgerPart]] = []
-        codes: Int32s | None = None
-        wrong_ids = (records.entry_ids < 0) | (records.entry_ids > self._storage.entry_limit.last)
-        if wrong_ids.any() or records.shortest_bytes < LENGTH_BYTES + ENTRY_HEADER_BYTES:
-            wrong = wrong_ids | (np.diff(records.offsets) < LENGTH_BYTES + ENTRY_HEADER_BYTES)
-            codes = np.where(wrong, np.int32(Code.BAD_REQUEST), np.int32(Code.OK)).astype(np.int32)
+        wrong = records.wrong(self._storage.entry_limit.last, LENGTH_BYTES + ENTRY_HEADER_BYTES)
+        codes = None if wrong is None else np.where(wrong, Code.BAD_REQUEST, Code.OK).astype(np.int32)
         for part in records.by_ledger():
             if codes is not None and codes[part.which].all():
                 continue  # none of its entries will be stored, so the ledger must not be created

@@ -360,12 +360,16 @@ class LedgerStorage:
 
     def _apply(self, append: Append) -> None:
         records, half = append.records, self.write_cache.active
+        first = 0
         if append.locations is None:
-            positions = records.offsets[:-1] + (half.store(records.data) + LENGTH_BYTES)
+            first = half.store(records.data) + LENGTH_BYTES
+            positions = records.offsets[:-1] + first if len(records) > 1 else None
         else:
             positions = -1 - append.locations
         for descriptor, part in append.parts:
-            if part.count == 1:
+            if positions is None:
+                half.put_one(part.ledger_id, part.first_entry_id, first)
+            elif part.count == 1:
                 at = 0 if isinstance(part.which, slice) else part.which[0]
                 half.put_one(part.ledger_id, part.first_entry_id, int(positions[at]))
             else:

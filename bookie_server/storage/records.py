@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Bytes, Int64s
+from bk_spark.protocol.arrays import Bools, Bytes, Int64s
 
 LENGTH_BYTES: Final = 4
 #: A record holds at least a ledger id and an entry id.
@@ -57,7 +57,18 @@ class Records:
     @property
     def shortest_bytes(self) -> int:
         """Size of the shortest record, with its size field."""
+        if len(self.entry_ids) == 1:  # from a client that waits for each answer: numpy would take longer
+            return len(self.data)
         return int(np.diff(self.offsets).min())
+
+    def wrong(self, last_entry_id: int, least_bytes: int) -> Bools | None:
+        """Which records have a negative entry id, one above ``last_entry_id``, or fewer than ``least_bytes`` with the
+        size field. None if there is no such record."""
+        ids = self.entry_ids
+        lowest, highest = (int(ids[0]),) * 2 if len(ids) == 1 else (int(ids.min()), int(ids.max()))
+        if lowest >= 0 and highest <= last_entry_id and self.shortest_bytes >= least_bytes:
+            return None
+        return (ids < 0) | (ids > last_entry_id) | (np.diff(self.offsets) < least_bytes)
 
     def first(self, count: int) -> Records:
         """The first ``count`` records, over the same bytes."""

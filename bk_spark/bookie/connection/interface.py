@@ -165,7 +165,7 @@ class LedgerConnection(Connection):
 
     def _on_adds(self, answers: AddAnswers) -> None:
         first = int(answers.ledger_ids[0])
-        if bool((answers.ledger_ids == first).all()):
+        if len(answers.ledger_ids) == 1 or bool((answers.ledger_ids == first).all()):
             parts = [(first, slice(None))]
         else:
             parts = [(int(ledger_id), answers.ledger_ids == ledger_id) for ledger_id in np.unique(answers.ledger_ids)]

@@ -268,7 +268,7 @@ class LedgerWriter:
         index = self.ensemble.index_of(bookie_id)
         if index is None:
             return
-        if not codes.any():
+        if not (codes[0] if len(codes) == 1 else codes.any()):
             self.adds.on_held(index, bookie_id, entry_ids)
         else:
             held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS

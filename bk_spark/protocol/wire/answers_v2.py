@@ -96,8 +96,8 @@ def parse_answers(frames: Frames) -> Iterator[AnswerV2]:
 
 
 def _add_answers(answers: list[tuple[int, int, int]]) -> AddAnswers:
-    ledger_ids, entry_ids, codes = zip(*answers, strict=True)
-    return AddAnswers(np.array(ledger_ids, np.int64), np.array(entry_ids, np.int64), np.array(codes, np.int32))
+    columns = np.array(answers, np.int64)
+    return AddAnswers(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.int32))
 
 
 def _same_adds(frames: Frames) -> AddAnswers | None:

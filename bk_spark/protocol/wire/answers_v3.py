@@ -50,6 +50,9 @@ AnswerV3 = AddAnswers | BareAddAnswer | pb.Response
 
 def parse_answers(frames: Frames) -> Iterator[AnswerV3]:
     """Yield the answers in ``frames``, roughly in order. Raises WireFormatError."""
+    if len(frames) == 1:
+        yield from _parse_each(frames)
+        return
     data = np.frombuffer(frames.data, np.uint8)
     cuts = (np.flatnonzero(np.diff(frames.lengths)) + 1).tolist()
     for first, last in zip([0, *cuts], [*cuts, len(frames)], strict=True):

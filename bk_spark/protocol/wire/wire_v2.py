@@ -48,6 +48,9 @@ from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
 
 _HEADER: Final = struct.Struct(">I")
 _ADD_PREFIX_BYTES: Final = 4 + MASTER_KEY_BYTES
+#: Master key, and the ids of the stored entry.
+_ONE_ADD: Final = struct.Struct(f">{MASTER_KEY_BYTES}sqqq")
+_ONE_ANSWER: Final = struct.Struct(">IIiqq")
 _READ_REQUEST: Final = struct.Struct(">IIqq")
 _READ_IDS: Final = struct.Struct(">qq")
 _BATCH_READ: Final = struct.Struct(">Iqqqiq")
@@ -206,6 +209,15 @@ def _at_least(shortest: int, needed: int, what: str) -> None:
 
 
 def _parse_adds(version: int, flags: int, frames: Frames) -> Iterator[AddRun]:
+    if len(frames) == 1:
+        start = int(frames.starts[0])
+        key, ledger_id, entry_id, lac = _ONE_ADD.unpack_from(frames.data, start + _HEADER.size)
+        stored = frames.data[start + _ADD_PREFIX_BYTES : start + int(frames.lengths[0])]
+        record = b"".join((_HEADER.pack(len(stored)), stored))
+        numbers = np.array((ledger_id, entry_id, lac, 0, len(record)), np.int64)
+        ledger_ids, entry_ids, lacs = numbers[:1], numbers[1:2], numbers[2:3]
+        yield AddRun(version, flags, key, ledger_ids, entry_ids, lacs, memoryview(record), numbers[3:])
+        return
     data = np.frombuffer(frames.data, np.uint8)
     keys = _gather(data, frames.starts + 4, MASTER_KEY_BYTES)
     for first, last in _equal_rows(keys):
@@ -285,6 +297,11 @@ def add_answers(
     version: int, ledger_ids: Int64s, entry_ids: Int64s, codes: Code | Int32s, op: OpV2 = OpV2.ADD
 ) -> bytes:
     """Return answers to adds, or answers without an entry to reads (``op=READ``), as one run of frames."""
+    if len(entry_ids) == 1:
+        code = codes.v2 if isinstance(codes, Code) else int(codes[0])
+        return _ONE_ANSWER.pack(
+            ANSWER_BYTES, header_int(op, version=version), code, int(ledger_ids[0]), int(entry_ids[0])
+        )
     answers = np.empty(len(entry_ids), ANSWER_DTYPE)
     answers["frame"] = ANSWER_BYTES
     answers["header"] = header_int(op, version=version)
@@ -296,10 +313,8 @@ def add_answers(
 
 def read_answer(version: int, ledger_id: int, entry_id: int, stored: Buffer) -> tuple[bytes, Buffer]:
     """Return a READ answer as (prefix, stored entry), to send one after the other."""
-    prefix = struct.pack(
-        ">IIiqq", ANSWER_BYTES + len(stored), header_int(OpV2.READ, version=version), 0, ledger_id, entry_id
-    )
-    return prefix, stored
+    header = header_int(OpV2.READ, version=version)
+    return _ONE_ANSWER.pack(ANSWER_BYTES + len(stored), header, 0, ledger_id, entry_id), stored
 
 
 def read_answers(

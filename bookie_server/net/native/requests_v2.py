@@ -25,7 +25,11 @@ from bookie_server.net.native.request_context import RequestContext
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Records
 
-_URGENT: Final = FlagV2.HIGH_PRIORITY | FlagV2.FENCING
+#: As plain ints: each operation on a flag of an enum makes a new flag.
+_RECOVERY_ADD: Final = int(FlagV2.RECOVERY_ADD)
+_HIGH_PRIORITY: Final = int(FlagV2.HIGH_PRIORITY)
+_FENCING: Final = int(FlagV2.FENCING)
+_URGENT: Final = _HIGH_PRIORITY | _FENCING
 #: Runs of requests of one connection that are handled before other connections' turn: about a millisecond.
 RUNS_PER_TURN: Final = 32
 #: The same for fencing reads.
@@ -96,8 +100,8 @@ class RequestsV2:
         context.add(
             records,
             run.master_key,
-            recovery=bool(run.flags & FlagV2.RECOVERY_ADD),
-            high_priority=bool(run.flags & FlagV2.HIGH_PRIORITY),
+            recovery=bool(run.flags & _RECOVERY_ADD),
+            high_priority=bool(run.flags & _HIGH_PRIORITY),
             answer=answer,
         )
 
@@ -105,7 +109,7 @@ class RequestsV2:
 
     def _read(self, run: ReadRun) -> None:
         context, count, begun = self._context, len(run.entry_ids), self._loop.time()
-        if run.flags & FlagV2.FENCING and run.master_key is None:  # version 1 has no room for a key
+        if run.flags & _FENCING and run.master_key is None:  # version 1 has no room for a key
             self._refuse_reads(run.version, run.ledger_ids, run.entry_ids, Code.UNAUTHORIZED)
             return
         if not context.may(READ if run.master_key is None else READ | FENCE):

@@ -20,7 +20,9 @@ and every later group fails with the same error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -78,8 +80,10 @@ class GroupCommit:
         #: Set when the loop could not apply a group or the thread could not sync. Every later group fails.
         self._loop_failure: Exception | None = None
 
-        # Shared with the thread, under the condition's lock.
-        self._condition = threading.Condition(threading.Lock())
+        # Shared with the thread, under the lock. The bell wakes the thread, and is rung without the lock: otherwise the
+        # thread would wake up only to wait for it.
+        self._lock = threading.Lock()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._pending = JournalGroup()
         self._filled = False
         self._in_flight: JournalGroup | None = None
@@ -118,17 +122,19 @@ class GroupCommit:
 
     def add(self, fill: Callable[[JournalGroup], None]) -> JournalGroup:
         """Let ``fill`` add to the pending group. Return that group."""
-        with self._condition:
+        with self._lock:
             group = self._pending
             before = group.journal_bytes
             fill(group)
             self.outstanding_bytes += group.journal_bytes - before
-            self._note_filled()
+            wakes = self._note_filled()
+        if wakes:
+            self._bell.put(None)
         return group
 
     def barrier(self, done: DoneCallback) -> bool:
         """Call ``done`` when everything added so far is decided and synced. Return False if nothing is outstanding."""
-        with self._condition:
+        with self._lock:
             group = self._pending if self._filled else self._in_flight
             if self._config.journal_sync_data:
                 if group is None:
@@ -140,6 +146,7 @@ class GroupCommit:
             self._pending.done.append(done)
             self._pending.must_sync = True
             self._note_filled()
+        self._bell.put(None)
         return True
 
     def sync_written(self, done: DoneCallback) -> bool:
@@ -156,10 +163,11 @@ class GroupCommit:
         """Test whether the journal can be written again. Return False, without a call, if the last write succeeded."""
         if self.write_error is None:
             return False
-        with self._condition:
+        with self._lock:
             self._pending.done.append(done)
             self._pending.probes = True
             self._note_filled()
+        self._bell.put(None)
         return True
 
     @property
@@ -172,21 +180,23 @@ class GroupCommit:
         """Records in the pending group."""
         return self._pending.entries
 
-    def _note_filled(self) -> None:
+    def _note_filled(self) -> bool:
+        """Note that the pending group has something to write. Return whether the thread must be woken."""
         first = not self._filled
         if first:
             self._filled = True
             self._pending.since = time.monotonic()
         if self._waiting and (first or self._timing.is_large(self._pending.journal_bytes, self._pending.entries)):
             self._waiting = False
-            self._condition.notify()
+            return True
+        return False
 
     def _through(
         self, group: JournalGroup, error: Exception | None, synced: LogMark, stats: JournalGroupStats | None
     ) -> None:
         error = error or self._loop_failure
         failed = [group]
-        with self._condition:
+        with self._lock:
             if self._in_flight is group:
                 self._in_flight = None
             if error is not None:
@@ -195,7 +205,8 @@ class GroupCommit:
                     self._pending = JournalGroup()
                     self._filled = False
                 self._held = None
-                self._condition.notify()
+        if error is not None:
+            self._bell.put(None)
         if error is None:
             self._note_synced(synced)
             self.write_error = None
@@ -244,9 +255,9 @@ class GroupCommit:
 
     def stop(self) -> None:
         """Let the thread write and sync what is pending, then end. Remaining callbacks still run in the loop."""
-        with self._condition:
+        with self._lock:
             self._stopping = True
-            self._condition.notify()
+        self._bell.put(None)
 
     def join(self) -> None:
         """Wait for the thread to end. Blocks."""
@@ -275,8 +286,9 @@ class GroupCommit:
 
     def _take(self) -> tuple[JournalGroup, FlushReason] | None:
         """Wait for the next group that may be written. Return None when a sync is due, and at the end."""
-        with self._condition:
-            while True:
+        while True:
+            with self._lock:
+                self._waiting = False
                 now = time.monotonic()
                 if self._stopping and not self._filled:
                     self._ended = True
@@ -297,8 +309,8 @@ class GroupCommit:
                     if waits[-1] <= 0:
                         return None
                 self._waiting = True
-                self._condition.wait(min(waits, default=None))
-                self._waiting = False
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=min(waits, default=None))
 
     def _go(self, now: float) -> tuple[FlushReason, float]:
         """Return why the pending group is written, and in how many seconds."""
@@ -374,7 +386,7 @@ class GroupCommit:
                 _LOG.error("cannot write to the journal in %s: %s", self._writer.directory, error)
             self._failing = True
             self._resume_at = time.monotonic() + _RETRY_PAUSE_MS / 1000
-            with self._condition:
+            with self._lock:
                 self._held = error
         else:
             _LOG.error("the journal in %s has failed", self._writer.directory, exc_info=error)
