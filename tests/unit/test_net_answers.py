@@ -100,6 +100,22 @@ def test_the_first_bytes_of_a_large_answer_do_not_go_out_alone() -> None:
         assert pair.transport.writes == []
 
 
+@pytest.mark.parametrize(("size", "copied"), [(16 * 1024, True), (64 * 1024, False)])
+def test_where_one_call_sends_many_buffers_fewer_are_copied(size: int, copied: bool) -> None:
+    async def test() -> None:
+        with Pair() as pair:
+            answers = Answers(Load(NetConfig(), lambda: None, lambda: None, lambda: 0), FairSlots(8), MIB)
+            answers.begin(cast(asyncio.Transport, pair.transport))
+            pair.transport.buffered_bytes = 1  # so the transport gets the buffers that the call would get
+            entry = memoryview(bytes(size))
+            answers.send(b"head", entry, b"tail", b"end")
+            await asyncio.sleep(0)
+            assert b"".join(pair.transport.writes) == b"head" + entry + b"tailend"
+            assert any(buffer is entry for buffer in pair.transport.writes) is not copied
+
+    run(test)
+
+
 def test_what_the_kernel_does_not_take_is_left_to_the_transport_in_order() -> None:
     with Pair() as pair:
         buffers = [b"a", b"b" * MIB, b"", b"c" * MIB, b"d"]

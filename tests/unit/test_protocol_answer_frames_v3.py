@@ -65,11 +65,12 @@ def test_our_client_reads_them_as_a_run() -> None:
     assert answers[0].entry_ids.tolist() == list(range(200, 300))
 
 
-@pytest.mark.parametrize("sizes", [[40] * 60, [40, 41] * 30], ids=["uniform", "mixed"])
+@pytest.mark.parametrize("most_between", [4, 999], ids=["neighbours", "apart"])
+@pytest.mark.parametrize("sizes", [[40] * 60, [40, 41] * 30, [5000] * 60], ids=["uniform", "mixed", "large"])
 @pytest.mark.parametrize("lac", [-1, 0, 5000])
-def test_answers_to_reads(sizes: list[int], lac: int) -> None:
+def test_answers_to_reads(sizes: list[int], lac: int, most_between: int) -> None:
     random = np.random.default_rng(5)
-    ends = np.cumsum(np.array(sizes) + 4)
+    ends = np.cumsum(np.array(sizes) + random.integers(4, most_between, len(sizes), endpoint=True))
     data = random.integers(0, 256, int(ends[-1]), np.uint8)
     starts = ends - np.array(sizes)
     count = len(sizes)

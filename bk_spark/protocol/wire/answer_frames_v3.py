@@ -32,8 +32,8 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.wire.framing import LENGTH_BYTES
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.stored_rows import copied_size, put_stored
 from bk_spark.protocol.wire.varints import put_padded
-from bk_spark.protocol.wire.wire_v2 import uniform_rows
 
 _U32: Final = struct.Struct(">I")
 _ONE_BYTE: Final = [bytes((value,)) for value in range(0x80)]
@@ -162,25 +162,25 @@ def read_answers(
     """Return answers to reads that found their entries. Entry ``i`` has ``sizes_bytes[i]`` bytes of ``stored``, from
     ``starts_at[i]`` on."""
     sizes, starts, data = sizes_bytes.tolist(), starts_at.tolist(), stored.data
-    rows = uniform_rows(stored, starts_at, sizes_bytes) if len(sizes) >= _VECTOR_MIN else None
+    size = copied_size(sizes_bytes) if len(sizes) >= _VECTOR_MIN else None
     answers: list[Buffer] = []
     columns = (txn_ids, ledger_ids, entry_ids, lacs)
-    for first, last in [(0, len(sizes))] if rows is None else _alike(columns):
-        if rows is None or last - first < _VECTOR_MIN:
+    for first, last in [(0, len(sizes))] if size is None else _alike(columns):
+        if size is None or last - first < _VECTOR_MIN:
             for i in range(first, last):
                 ids = int(txn_ids[i]), int(ledger_ids[i]), int(entry_ids[i])
                 answers.append(read_prefix(*ids, Code.OK, int(lacs[i]), sizes[i]))
                 answers.append(data[starts[i] : starts[i] + sizes[i]])
             continue
         txn_id, ledger_id, entry_id, lac = (int(column[first]) for column in columns)
-        one = read_prefix(txn_id, ledger_id, entry_id, Code.OK, lac, sizes[0])
-        table = np.empty((last - first, len(one) + sizes[0]), np.uint8)
+        one = read_prefix(txn_id, ledger_id, entry_id, Code.OK, lac, size)
+        table = np.empty((last - first, len(one) + size), np.uint8)
         table[:, : len(one)] = np.frombuffer(one, np.uint8)
         at = LENGTH_BYTES + 2 + len(_READ_HEADER)
         put_padded(table[:, at : at + len(varint(txn_id))], txn_ids[first:last])
-        end = len(one) - len(_lac_and_body(lac, sizes[0]))
+        end = len(one) - len(_lac_and_body(lac, size))
         put_padded(table[:, end - len(varint(entry_id)) : end], entry_ids[first:last])
-        table[:, len(one) :] = rows[first:last]
+        put_stored(table, len(one), stored, starts_at[first:last])
         answers.append(table.reshape(-1).data)
     return answers
 

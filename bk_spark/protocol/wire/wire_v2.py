@@ -45,6 +45,7 @@ from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
+from bk_spark.protocol.wire.stored_rows import copied_size, put_stored
 
 _HEADER: Final = struct.Struct(">I")
 _ADD_PREFIX_BYTES: Final = 4 + MASTER_KEY_BYTES
@@ -58,8 +59,6 @@ _BATCH_READ_BYTES: Final = _BATCH_READ.size
 _BATCH_ANSWER: Final = struct.Struct(">IIiqqq")
 #: As a plain int: each operation on a flag of an enum makes a new flag.
 _FENCING: Final = int(FlagV2.FENCING)
-#: Larger entries are sent from where they are. To copy them costs more than a buffer of their own.
-_COPIED_BYTES: Final = 128 * 1024
 #: Bytes of a BATCH_READ answer before its first record.
 BATCH_ANSWER_BYTES: Final = _BATCH_ANSWER.size
 
@@ -321,17 +320,17 @@ def read_answers(
     version: int, ledger_ids: Int64s, entry_ids: Int64s, stored: Bytes, starts: Int64s, sizes: Int64s
 ) -> list[Buffer]:
     """Return READ answers. Entry ``i`` has ``sizes[i]`` bytes of ``stored``, from ``starts[i]`` on."""
-    rows = uniform_rows(stored, starts, sizes) if int(sizes[0]) <= _COPIED_BYTES else None
+    size = copied_size(sizes)
     prefixes = np.empty(len(sizes), ANSWER_DTYPE)
-    prefixes["frame"] = ANSWER_BYTES + (sizes if rows is None else rows.shape[1])
+    prefixes["frame"] = ANSWER_BYTES + sizes
     prefixes["header"] = header_int(OpV2.READ, version=version)
     prefixes["rc"] = 0
     prefixes["ledger"] = ledger_ids
     prefixes["entry"] = entry_ids
-    if rows is not None:
-        out = np.empty((len(sizes), ANSWER_DTYPE.itemsize + rows.shape[1]), np.uint8)
+    if size is not None:
+        out = np.empty((len(sizes), ANSWER_DTYPE.itemsize + size), np.uint8)
         out[:, : ANSWER_DTYPE.itemsize] = prefixes.view(np.uint8).reshape(len(sizes), ANSWER_DTYPE.itemsize)
-        out[:, ANSWER_DTYPE.itemsize :] = rows
+        put_stored(out, ANSWER_DTYPE.itemsize, stored, starts)
         return [out.reshape(-1).data]
     answers: list[Buffer] = []
     prefix, data, at = memoryview(prefixes.tobytes()), stored.data, 0
@@ -339,17 +338,6 @@ def read_answers(
         answers += (prefix[at : at + prefixes.itemsize], data[start:end])
         at += prefixes.itemsize
     return answers
-
-
-def uniform_rows(data: Bytes, starts: Int64s, sizes: Int64s) -> npt.NDArray[np.uint8] | None:
-    """Return the parts of ``data`` as rows of a view. None unless all have one size and one distance."""
-    count, size, first = len(sizes), int(sizes[0]), int(starts[0])
-    if count == 1:
-        return data[first : first + size].reshape(1, size)
-    stride = int(starts[1]) - first
-    if stride <= 0 or not (sizes == size).all() or not (np.diff(starts) == stride).all():
-        return None
-    return np.lib.stride_tricks.as_strided(data[first:], (count, size), (stride, 1), writeable=False)
 
 
 def batch_read_answer(request: BatchRead, code: Code, records_bytes: int = 0) -> bytes:

@@ -17,8 +17,10 @@ from bk_spark.protocol.entries.digest import Buffer
 from bookie_server.net.common.fair_slots import HALF_LIFE_S, FairSlots, Share
 from bookie_server.net.common.load import Load
 
-#: Answers up to this size are joined into one write. A larger buffer is written as it is.
+#: Small buffers are joined, up to this size.
 _JOINED_BYTES: Final = 128 * 1024
+#: A larger buffer is written as it is, if one call can send many.
+_COPIED_BYTES: Final = 16 * 1024
 #: The kernel takes at most this many buffers in one call (IOV_MAX).
 _MOST_BUFFERS: Final = 1024
 #: The cost in bytes of each ledger of a round after the first.
@@ -41,6 +43,8 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._fd: int | None = None
+        #: Larger buffers are written as they are.
+        self._copied_bytes = _JOINED_BYTES
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._sent_bytes = 0
@@ -57,6 +61,7 @@ class Answers:
         self._transport = transport
         connected, tls = transport.get_extra_info("socket"), transport.get_extra_info("sslcontext")
         self._fd = None if connected is None or tls is not None else connected.fileno()
+        self._copied_bytes = _JOINED_BYTES if self._fd is None else _COPIED_BYTES
         transport.set_write_buffer_limits(high=self._high_bytes)
 
     def end(self) -> None:
@@ -98,10 +103,10 @@ class Answers:
         self._sent_bytes += size_bytes
         if len(out) == 1:
             transport.write(out[0])
-        elif size_bytes <= _JOINED_BYTES:
+        elif size_bytes <= self._copied_bytes:
             transport.write(b"".join(out))
         else:
-            send_together(transport, self._fd, list(_joined(out)))
+            send_together(transport, self._fd, list(_joined(out, self._copied_bytes)))
         self._note_unsent(transport.get_write_buffer_size())
 
     async def wait_taken(self) -> None:
@@ -161,15 +166,16 @@ class Answers:
             self._load.change_unsent(size_bytes - before)
 
 
-def _joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Yield the same bytes in few buffers. Large ones are not copied."""
+def _joined(buffers: Iterable[Buffer], copied_bytes: int) -> Iterator[Buffer]:
+    """Yield the same bytes in few buffers. Those above ``copied_bytes`` are not copied."""
     small: list[Buffer] = []
     small_bytes = 0
     for buffer in buffers:
-        if len(buffer) + small_bytes > _JOINED_BYTES and small:
+        is_large = len(buffer) > copied_bytes
+        if small and (is_large or len(buffer) + small_bytes > _JOINED_BYTES):
             yield b"".join(small)
             small, small_bytes = [], 0
-        if len(buffer) > _JOINED_BYTES:
+        if is_large:
             yield buffer
         else:
             small.append(buffer)
