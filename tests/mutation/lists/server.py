@@ -8,6 +8,27 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "A large buffer of an answer does not overtake small ones.",
+        "bookie_server/net/native/answers.py",
+        "if small and (is_large or len(buffer) + small_bytes > _JOINED_BYTES):",
+        "if small and len(buffer) + small_bytes > _JOINED_BYTES:",
+        ("tests/unit/test_net_answers.py::test_where_one_call_sends_many_buffers_fewer_are_copied[65536-False]",),
+    ),
+    Mutation(
+        "Entries that do not lie at equal distances are answered with their own bytes.",
+        "bk_spark/protocol/wire/stored_rows.py",
+        "rows[:] = items[starts]",
+        "rows[:] = items[starts[0] + np.arange(count) * (row_bytes - at + 4)]",
+        ("tests/unit/test_protocol_answer_frames_v3.py::test_answers_to_reads[0-uniform-apart]",),
+    ),
+    Mutation(
+        "An entry beyond the limit of index files is refused among others, too.",
+        "bookie_server/storage/records.py",
+        "if lowest >= 0 and highest <= last_entry_id and",
+        "if lowest >= 0 and lowest <= last_entry_id and",
+        ("tests/unit/test_entry_limit.py::test_an_add_beyond_the_limit_is_refused_alone",),
+    ),
+    Mutation(
         "A fence is answered once it is durable.",
         "bookie_server/bookie.py",
         "elif descriptor.fence_group is not None:",
