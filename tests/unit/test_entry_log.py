@@ -144,6 +144,35 @@ def test_missing_and_short_logs_are_unreadable(logs: Logs, tmp_path: Path) -> No
         assert found.sizes.tolist() == [-1]
 
 
+@pytest.mark.parametrize("size", [100, 65_572, 200_000])
+def test_neighbours_are_fetched_by_one_call(logs: Logs, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    logs.write(*[(4, i, size) for i in range(10)])
+    logs.read([(4, 0)])  # now the reader knows the size of entries
+    calls: list[int] = []
+    preadv = os.preadv
+
+    def counted(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        calls.append(offset)
+        return preadv(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    entries = logs.read([(4, i) for i in range(10)])
+    assert [bytes(entries.entry(i)) for i in range(10)] == [stored(4, i, size) for i in range(10)]
+    assert len(calls) == (1 if size <= 65_572 else 2)  # the end of the last one is not known
+
+
+def test_large_entries_before_a_damaged_end_are_read(logs: Logs, tmp_path: Path) -> None:
+    logs.write(*[(4, i, 70_000) for i in range(5)])
+    logs.read([(4, 0)])
+    os.truncate(tmp_path / "0.log", (logs.locations[4, 4] & 0xFFFFFFFF) + 10)
+    left, good = [(4, i) for i in range(5)], []
+    while left:
+        sizes = logs.read(left).sizes.tolist()
+        good += [size == 70_000 for size in sizes]
+        left = left[len(sizes) :]
+    assert good == [True, True, True, True, False]
+
+
 def test_what_is_fetched_at_once_is_bounded(logs: Logs) -> None:
     half = [(5, i, 100_000 if i % 100 == 0 else 20) for i in range(1000)]
     logs.write(*half, *[(4, i, 1000) for i in range(1000)])

@@ -25,10 +25,11 @@ from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RE
 
 _LOG: Final = logging.getLogger(__name__)
 #: Entries that begin less than this apart are fetched by one read: copying some unneeded bytes is cheaper than
-#: another system call.
+#: another system call. Larger entries are neighbours if they lie as far apart as the last one read was large.
 MAX_GAP_BYTES: Final = 32 * 1024
 _FIRST_GUESS_BYTES: Final = 4 * 1024
-_MAX_GUESS_BYTES: Final = 64 * 1024
+#: Enough for an entry with 64 KiB of payload.
+_MAX_GUESS_BYTES: Final = 65 * 1024
 _RECORD_HEAD: Final = struct.Struct(">iqq")
 
 
@@ -66,6 +67,8 @@ class EntryLogReader:
         self._directories = tuple(directories)
         self._fds = FdCache(open_limit, self._open)
         self._guess_bytes = _FIRST_GUESS_BYTES
+        #: Size of the last entry read, with its size field.
+        self._last_record_bytes = 0
 
     def close(self) -> None:
         self._fds.close()
@@ -107,7 +110,8 @@ class EntryLogReader:
         parts: list[Bytes] = []
         base = count = 0
         gaps = np.diff(locations)
-        breaks = np.flatnonzero((gaps < LENGTH_BYTES + MIN_RECORD_BYTES) | (gaps > MAX_GAP_BYTES)) + 1
+        most = max(MAX_GAP_BYTES, self._last_record_bytes)
+        breaks = np.flatnonzero((gaps < LENGTH_BYTES + MIN_RECORD_BYTES) | (gaps > most)) + 1
         for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(locations)], strict=True):
             if base >= limit_bytes and count:
                 break
@@ -116,6 +120,9 @@ class EntryLogReader:
                 room = int(run[0]) + max(limit_bytes - base, 1)
                 run = run[: max(1, int(np.searchsorted(run, room)))]
             region = self._read_region(int(run[0]), int(run[-1]), may_wait)
+            if region is None and len(run) > 1:  # perhaps only the last of them cannot be read
+                run = run[:1]
+                region = self._read_region(int(run[0]), int(run[0]), may_wait)
             if region is None:
                 starts.append(np.full(len(run), -1, np.int64))
             else:
@@ -145,7 +152,9 @@ class EntryLogReader:
                 file_name(int(locations[i]) >> OFFSET_BITS),
             )
         else:
-            self._guess_bytes = min(max(int(sizes[-1]), MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
+            last_bytes = int(sizes[-1])
+            self._guess_bytes = min(max(last_bytes, MIN_RECORD_BYTES), _MAX_GUESS_BYTES)
+            self._last_record_bytes = last_bytes + LENGTH_BYTES
         return StoredEntries(data, where, sizes)
 
     def read_one(self, ledger_id: int, entry_id: int, location: int) -> memoryview | None:
