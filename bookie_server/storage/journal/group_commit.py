@@ -152,11 +152,11 @@ class GroupCommit:
     def sync_written(self, done: DoneCallback) -> bool:
         """Call ``done(ok)`` when all groups decided so far are synced. Return False if they are already. Unlike a
         barrier, this neither waits for other groups nor fails because they cannot be written."""
-        with self._condition:
+        with self._lock:
             if self._config.journal_sync_data or not self._writer.unsynced:
                 return False
             self._syncs.append(done)
-            self._condition.notify()
+        self._bell.put(None)
         return True
 
     def probe(self, done: DoneCallback) -> bool:
@@ -396,7 +396,7 @@ class GroupCommit:
         return self._unsynced_since + self._config.journal_page_cache_flush_interval_ms / 1000
 
     def _sync_alone(self) -> None:
-        with self._condition:
+        with self._lock:
             asked, self._syncs = self._syncs, []
         if self._fatal is None and self._writer.unsynced:
             try:
