@@ -71,13 +71,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # hypothesis finds fault with strategies while a thread of a client uses the module random.
         fuzz = [item for item in items if _DIRECTORIES[order[item]] == "fuzz"]
         others = [item for item in items if _DIRECTORIES[order[item]] != "fuzz"]
-        expected = [expected_s(_DIRECTORIES[order[item]], _timeout_s(item)) for item in others]
-        items[:] = spread([*zip(expected, others, strict=True)], processes, fuzz)
+        items[:] = spread(
+            [(_expected_s(item, _DIRECTORIES[order[item]]), str(item.path), item) for item in others], processes, fuzz
+        )
 
 
 def _leave_out_others_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    taking = [(item, marker.args[0]) for item in items if (marker := item.get_closest_marker("turns"))]
-    turns = whose_turn([(item.path.name, days) for item, days in taking])
+    taking = [(item, marker) for item in items if (marker := item.get_closest_marker("turns"))]
+    turns = whose_turn(
+        [(item.path.name, *marker.args, marker.kwargs.get("together", False)) for item, marker in taking]
+    )
     others = {item for (item, _), turn in zip(taking, turns, strict=True) if not turn}
     config.hook.pytest_deselected(items=[item for item in items if item in others])
     items[:] = [item for item in items if item not in others]
@@ -90,6 +93,14 @@ def pytest_report_header() -> str | None:
 def _timeout_s(item: pytest.Item) -> float:
     marker = item.get_closest_marker("timeout")
     return float(marker.args[0]) if marker else 0.0
+
+
+def _expected_s(item: pytest.Item, directory: str) -> float:
+    if any(marker.args[:1] == (True,) for marker in item.iter_markers("skipif")):
+        return 0.0  # it runs on demand, and nobody demands it
+    # Where Spark runs already, a test with its session costs less.
+    uses_spark = "spark" in getattr(item, "fixturenames", ())
+    return expected_s("spark" if uses_spark else directory, _timeout_s(item))
 
 
 def _has_spark() -> bool:

@@ -35,7 +35,7 @@ from tests.interop.payloads import fingerprint
 from tests.interop.traffic import PASSWORD, JavaTraffic, Streams
 from tests.support.streams import wait_until
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.turns(2)]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.turns(3)]
 
 on_demand = pytest.mark.skipif("ROLLING_RING" not in os.environ, reason="on demand: make rolling")
 

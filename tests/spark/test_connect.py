@@ -13,7 +13,7 @@ from tests.support.environments import REPOSITORY, environment_variables
 from tests.support.spark_servers import connect_server
 
 #: Starts a JVM and the first processes of each kind.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.turns(2)]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.turns(3, together=True)]
 
 _NUMBERS = list(range(700))
 

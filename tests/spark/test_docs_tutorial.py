@@ -148,7 +148,7 @@ def blocks(text: str, *languages: str) -> list[tuple[str, str]]:
     return re.findall(rf"```({'|'.join(languages)})\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.timeout(1_800)
 def test_use_it_and_then_the_tutorial_in_one_directory_with_an_environment_that_is_not_activated(
     tmp_path: Path, wheel: Path

@@ -17,7 +17,7 @@ def test_the_releases_are_those_that_are_supported() -> None:
     assert tuple(f"4.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1)) == RELEASES
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.timeout(_TIMEOUT_S + 300)
 def test_batches_streams_and_repeated_commits_with_the_oldest_spark() -> None:
     try:

@@ -33,13 +33,14 @@ def start_timeout_ms() -> int:
     return 120_000
 
 
-def _jvm_options() -> str:
+def jvm_options() -> str:
+    """Options for the JVMs of Spark that tests start."""
     return _JVM_OPTIONS + (f" -XX:SharedArchiveFile={_CLASS_ARCHIVE}" if _CLASS_ARCHIVE.exists() else "")
 
 
 def spark_environment() -> dict[str, str]:
     """For processes that create their own sessions: Spark passes these options to the JVMs of all drivers."""
-    return {**os.environ, "SPARK_SUBMIT_OPTS": _jvm_options()}
+    return {**os.environ, "SPARK_SUBMIT_OPTS": jvm_options()}
 
 
 def spark_session(
@@ -51,17 +52,17 @@ def spark_session(
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = make_python(directory)
-    jvm_options = _jvm_options()
+    options = jvm_options()
     if archive_at_exit is not None:
-        jvm_options = f"{_JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive_at_exit}"
+        options = f"{_JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive_at_exit}"
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": jvm_options,
-        "spark.executor.extraJavaOptions": jvm_options,
+        "spark.driver.extraJavaOptions": options,
+        "spark.executor.extraJavaOptions": options,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),

@@ -17,6 +17,7 @@ import pyspark
 
 from tests.support.environments import REPOSITORY, environment_variables
 from tests.support.ready_worker import make_python
+from tests.support.servers import jvm_options
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 _START_TIMEOUT_S: Final = 180
@@ -80,6 +81,7 @@ def connect_server(directory: Path) -> Iterator[str]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": jvm_options(),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
@@ -99,7 +101,7 @@ def standalone_cluster(directory: Path) -> Iterator[str]:
     """A master and a worker of two cores, whose Python has no package. Returns the address for ``--master``."""
     port, workers_port = free_port(), free_port()
     master = f"spark://127.0.0.1:{port}"
-    environment = variables(directory)
+    environment = variables(directory, SPARK_DAEMON_JAVA_OPTS=jvm_options())
     deploy = "org.apache.spark.deploy"
     own = ["--host", "127.0.0.1", "--webui-port", "0", "--port"]
     size = ["--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work")]

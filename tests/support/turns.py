@@ -1,7 +1,8 @@
 """Long tests that take turns: each day ``make test`` runs a part of them, and in some days all.
 
 A test with the marker ``turns(n)`` runs on one day of ``n``. Tests of one file come one after the other, so that each
-day some of them run. That holds where the environment says ``TEST_TURNS=today``. Everywhere else all tests run, in
+day some of them run; with ``turns(n, together=True)`` on the same day, because it is their common start that is long.
+That holds where the environment says ``TEST_TURNS=today``. Everywhere else all tests run, in
 ``make nightly`` too.
 """
 
@@ -28,19 +29,19 @@ def only_todays() -> bool:
     return given == TODAY
 
 
-def whose_turn(tests: Sequence[tuple[str, int]], day: int | None = None) -> list[bool]:
+def whose_turn(tests: Sequence[tuple[str, int, bool]], day: int | None = None) -> list[bool]:
     """Return for each test whether it runs on ``day``, today if not given.
 
     Parameters
     ----------
     tests
-        For each its file, and on one of how many days it runs.
+        For each its file, on one of how many days it runs, and whether on the same as the others of the file.
     """
     today = number_of_today() if day is None else day
     seen: Counter[str] = Counter()
     turns = []
-    for file, days in tests:
+    for file, days, together in tests:
         # Files begin on different days, so that days are about equally long.
-        turns.append((today + zlib.crc32(file.encode()) + seen[file]) % days == 0)
+        turns.append((today + zlib.crc32(file.encode()) + (0 if together else seen[file])) % days == 0)
         seen[file] += 1
     return turns
