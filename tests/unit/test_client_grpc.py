@@ -428,6 +428,7 @@ def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch
             for _ in range(10):
                 await asyncio.sleep(0.02)
                 assert len(places) == 1
+                assert connection._adds._call is not None
             bookie.answer()
             while len(places):
                 await asyncio.sleep(0.005)
