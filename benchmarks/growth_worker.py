@@ -32,7 +32,8 @@ _FIRST_ID: Final = 1_000_000
 _PASSWORD: Final = b"secret"
 #: ``latestOffset`` is asked so often, after a pause each, in which watches may report changes.
 _ROUNDS: Final = 5
-_PAUSE_S: Final = 0.5
+#: So long that each of them looks at the logs again, whose lists count for a second.
+_PAUSE_S: Final = 1.1
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
