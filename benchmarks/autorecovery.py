@@ -271,8 +271,8 @@ def _tell(saved: SavedCluster, found: Mapping[str, list[dict[str, float]]]) -> N
     for name in next(iter(found.values()))[0]:
         values = {kind: [run[name] for run in runs] for kind, runs in found.items()}
         spread = {kind: [round(each, 3) for each in _spread(of_kind)] for kind, of_kind in values.items()}
-        # The cores of other processes are a condition, not a result. They are often 0.
-        if set(values) == set(_KINDS) and name != "others":
+        # The cores of other processes are a condition, not a result. A time may be too short to be seen.
+        if set(values) == set(_KINDS) and name != "others" and all(values["apache"]):
             ratios = [ours / theirs for ours, theirs in zip(values["ours"], values["apache"], strict=True)]
             figure(
                 NAME, f"{case.name}.{name}", statistics.median(ratios), "ratio", of=units.get(name, "ratio"),

@@ -27,7 +27,7 @@ def test_every_block_runs(cluster: LocalCluster) -> None:
 def test_every_block_of_the_page_on_tables_runs(cluster: LocalCluster) -> None:
     page = REPOSITORY / "docs" / "tables.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     assert PRINTED_URI in blocks[0]
     program = "\n".join(blocks).replace(PRINTED_URI, cluster.metadata_service_uri)
     names: dict[str, object] = {}

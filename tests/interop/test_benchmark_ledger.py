@@ -60,7 +60,8 @@ def test_every_client_on_both_kinds_of_bookies(
             assert figure["value"] >= 0 if coarse else figure["value"] > 0
     size = operation.sizes[0] if operation is APPEND_MANY else SIZE
     for entries, bytes_ in zip(figures[f"{operation.name}.entries"], figures[f"{operation.name}.bytes"], strict=True):
-        assert entries["slowest"] <= round(entries["value"], 1) <= entries["fastest"]
+        # The spread is rounded, the value less.
+        assert entries["slowest"] - 0.1 <= entries["value"] <= entries["fastest"] + 0.1
         assert bytes_["value"] == pytest.approx(entries["value"] * size / 1e6, rel=0.01, abs=1e-3)
         assert entries["in_flight"] == operation.window(size)[0]
     with_latency = operation.how in ("", "single")

@@ -71,9 +71,8 @@ async def peer(port: int) -> AsyncIterator[Peer]:
 
 async def adds(one: Caller, bookie: HeldBookie, ledger_id: int) -> pb.AddAnswer:
     """Add an entry."""
-    call = one.stream("Add")
+    call, before = one.stream("Add"), bookie.entries
     await call.write(batch(1, ledger_id, [stored(ledger_id, 0)], master_key=KEY))
-    before = bookie.entries
     while bookie.entries <= before:
         await asyncio.sleep(0.005)
     bookie.answer()

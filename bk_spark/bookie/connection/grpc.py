@@ -172,8 +172,10 @@ class GrpcConnection(ControlConnection, BatchReads):
         problem: BookieUnavailableError
         try:
             self._check()
-            call = self.channel.unary_unary(f"/{SERVICE}/{method}")
-            data = await call(request.SerializeToString(), metadata=self.metadata)
+            # Not in a variable: the error's traceback would keep it, and with it the channel.
+            data = await self.channel.unary_unary(f"/{SERVICE}/{method}")(
+                request.SerializeToString(), metadata=self.metadata
+            )
             answered = True
             self.heard()
             return kind.FromString(data)
@@ -200,8 +202,10 @@ class GrpcConnection(ControlConnection, BatchReads):
         problem: BookieUnavailableError | None = None
         try:
             # Any answer will do: a client that may not ask for this may do other things.
-            call = self.channel.unary_unary(f"/{SERVICE}/GetInfo")
-            await call(pb.GetInfoRequest().SerializeToString(), metadata=self.metadata)
+            # Not in a variable either.
+            await self.channel.unary_unary(f"/{SERVICE}/GetInfo")(
+                pb.GetInfoRequest().SerializeToString(), metadata=self.metadata
+            )
         except grpc.aio.AioRpcError as error:
             problem = self.failed(error)
         if problem is not None:
@@ -310,7 +314,7 @@ class GrpcConnection(ControlConnection, BatchReads):
                 _LOG.warning("connection to bookie %s broke: %s", self.bookie_id, self.failed(error).message)
         except WireFormatError as error:
             if not self.closed:
-                _LOG.warning("closing connection to bookie %s: %s", self.bookie_id, error)
+                _LOG.warning("closing connection to bookie %s: %s", self.bookie_id, error.message)
         except asyncio.InvalidStateError:
             # gRPC's word for a message to a call that has ended. Whoever reads from it knows why.
             pass
