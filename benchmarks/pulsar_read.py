@@ -25,7 +25,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from benchmarks.python_peers import RepeatedSource
+from benchmarks.python_peers import MemorySource
 from benchmarks.report import figure
 from benchmarks.spark_session import session
 from bk_spark.datasource.options.parse import parse_options
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         PulsarProcess(Path(directory) / "pulsar.log", jvm.AS_SHIPPED) as process,
         session(Path(directory)) as spark,
     ):
-        spark.dataSource.register(RepeatedSource)
+        spark.dataSource.register(MemorySource)
         uri = cluster.metadata_service_uri
         broker = PulsarBroker(process, "broker", MetadataServiceUri.parse(uri).servers, _SETTINGS)
         broker.init()
@@ -123,7 +123,7 @@ def _measure(
             with pa.ipc.new_file(path, batches[0].schema) as file:
                 for batch in batches:
                     file.write_batch(batch)
-        return in_spark(columns, RepeatedSource.name(), path=str(path), rows=str(messages), tasks=str(len(splits)))
+        return in_spark(columns, MemorySource.name(), path=str(path), rows=str(messages), tasks=str(len(splits)))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "java_reader": java,

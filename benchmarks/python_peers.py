@@ -51,37 +51,6 @@ class _LeastReader(DataSourceStreamReader):
         yield pa.record_batch({"value": pa.array([b"0123456789"] * self._rows, pa.binary())})
 
 
-class RepeatedSource(DataSource):
-    """``format("repeated-batches")``: the batches of an Arrow file, again and again, ``rows`` in ``tasks`` tasks.
-
-    It does nothing but hand them to Spark, so no source in Python is faster with batches like these.
-    """
-
-    @classmethod
-    def name(cls) -> str:
-        return "repeated-batches"
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return _RepeatedReader(self.options["path"], int(self.options["rows"]), int(self.options["tasks"]))
-
-
-class _RepeatedReader(DataSourceReader):
-    def __init__(self, path: str, rows: int, tasks: int) -> None:
-        self._path, self._rows, self._tasks = path, rows, tasks
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(self._rows // self._tasks)] * self._tasks
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batches = pa.ipc.open_file(self._path).read_all().to_batches()
-        left = partition.value
-        for batch in itertools.cycle(batches):
-            if left <= 0:
-                return
-            yield batch.slice(0, min(left, batch.num_rows))
-            left -= batch.num_rows
-
-
 class DiscardingSink(DataSource):
     """``format("discarding")``: reads the rows and discards them."""
 
@@ -117,7 +86,11 @@ class _DiscardingBatchWriter(DataSourceArrowWriter):
 
 
 class MemorySource(DataSource):
-    """``format("memory-file")``: the batches of the Arrow file ``path``, which stays in memory, in ``tasks`` tasks."""
+    """``format("memory-file")``: the batches of the Arrow file ``path``, which stays in memory, in ``tasks`` tasks.
+
+    With the option ``rows``, so many rows: each task has the batches again and again. It does nothing but hand them to
+    Spark, so no source in Python is faster with batches like these.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -128,18 +101,26 @@ class MemorySource(DataSource):
             return from_arrow_schema(file.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _MemoryReader(self.options["path"], int(self.options["tasks"]))
+        rows = self.options.get("rows")
+        return _MemoryReader(self.options["path"], int(self.options["tasks"]), None if rows is None else int(rows))
 
 
 class _MemoryReader(DataSourceReader):
-    def __init__(self, path: str, tasks: int) -> None:
-        self._path = path
-        self._tasks = tasks
+    def __init__(self, path: str, tasks: int, rows: int | None) -> None:
+        self._path, self._tasks, self._rows = path, tasks, rows
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with pa.ipc.open_file(pa.memory_map(self._path)) as file:
-            for number in range(partition.value, file.num_record_batches, self._tasks):
-                yield file.get_batch(number)
+            if self._rows is None:
+                for number in range(partition.value, file.num_record_batches, self._tasks):
+                    yield file.get_batch(number)
+                return
+            batches, left = file.read_all().to_batches(), self._rows // self._tasks
+        for batch in itertools.cycle(batches):
+            if left <= 0:
+                return
+            yield batch.slice(0, min(left, batch.num_rows))
+            left -= batch.num_rows

@@ -87,7 +87,7 @@ class Peers:
         self._uri = cluster.metadata_service_uri
         self._bookies = tuple(bookie.pid for bookie in cluster.bookies if bookie.pid)
         self._kafka = kafka
-        self._file = file
+        self.file = file
 
     def of(self, schema: StructType) -> dict[str, Way]:
         """The ways for rows with ``schema``."""
@@ -128,7 +128,7 @@ class Peers:
         def write(rows: DataFrame, log: str) -> None:
             rows.write.format(DiscardingSink.name()).mode("append").save()
 
-        return Way(write, lambda log: memory(self._spark, self._file), ())
+        return Way(write, lambda log: memory(self._spark, self.file), ())
 
 
 def memory(spark: SparkSession, file: Path) -> DataFrame:
@@ -137,7 +137,7 @@ def memory(spark: SparkSession, file: Path) -> DataFrame:
 
 
 def measure(name: str, table: pa.Table, spark: SparkSession, peers: Peers, rounds: int) -> None:
-    frame = memory(spark, peers._file).persist()
+    frame = memory(spark, peers.file).persist()
     rows = frame.count()
     ways = peers.of(frame.schema)
     runs: dict[tuple[str, str], Runs] = defaultdict(lambda: Runs([], [], []))
