@@ -211,10 +211,14 @@ def splits_of(
     options: SourceOptions, entry_format: EntryFormat, pieces: Iterable[Pieces], lookup: ColumnLookup | None = None
 ) -> list[Split]:
     """Cut ``pieces`` into tasks according to the options."""
-    cut = cut_splits(
+    return [Split(entry_format, part, lookup or ColumnLookup()) for part in cut_by_options(options, pieces)]
+
+
+def cut_by_options(options: SourceOptions, pieces: Iterable[Pieces]) -> list[Pieces]:
+    """Return what each task reads of ``pieces``, as the options have it."""
+    return cut_splits(
         Pieces.concat(pieces), options.split_bytes, options.min_partitions, options.max_records_per_partition
     )
-    return [Split(entry_format, part, lookup or ColumnLookup()) for part in cut]
 
 
 # --- ledgers ---

@@ -307,8 +307,10 @@ class GrpcConnection(ControlConnection, BatchReads):
         self.close()
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        is_broken = True
         try:
             await work
+            is_broken = False
         except grpc.aio.AioRpcError as error:
             if not self.closed:
                 _LOG.warning("connection to bookie %s broke: %s", self.bookie_id, self.failed(error).message)
@@ -318,12 +320,9 @@ class GrpcConnection(ControlConnection, BatchReads):
         except asyncio.InvalidStateError:
             # gRPC's word for a message to a call that has ended. Whoever reads from it knows why.
             pass
-        except BaseException:
-            self.close()
-            raise
-        else:
-            return
-        self.close()
+        finally:
+            if is_broken:
+                self.close()
 
     def close(self) -> None:
         self._lost()

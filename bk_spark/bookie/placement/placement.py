@@ -111,17 +111,12 @@ class Placement:
         candidates = sorted(set(usable).difference(ensemble))
         need = self._need(quorum)
         host_of = hosts or {}
-        neighbours = [
-            {host_of.get(ensemble[position], "") for position in window if position != index}
-            for window in _windows(quorum)
-            if index in window
+        others = [
+            [ensemble[each] for each in window if each != index] for window in _windows(quorum) if index in window
         ]
+        neighbours = [{host_of.get(bookie, "") for bookie in window} for window in others]
         # Racks do not matter if one is enough.
-        windows = [
-            [racks.get(ensemble[position], DEFAULT_RACK) for position in window if position != index]
-            for window in (_windows(quorum) if need > 1 else ())
-            if index in window
-        ]
+        windows = [[racks.get(bookie, DEFAULT_RACK) for bookie in window] for window in (others if need > 1 else ())]
 
         def cost(bookie: str) -> tuple[bool, int, int, int, int]:
             found = [{*window, racks.get(bookie, DEFAULT_RACK)} for window in windows]
@@ -201,13 +196,10 @@ class Placement:
         the ensemble least. Return the bookies, and how many windows share a host."""
         chosen: list[str] = []
         used: Counter[str] = Counter()
+        windows = _windows(quorum)
         for position, rack in enumerate(order):
             near = {
-                hosts[chosen[other]]
-                for window in _windows(quorum)
-                if position in window
-                for other in window
-                if other < position
+                hosts[chosen[other]] for window in windows if position in window for other in window if other < position
             }
             left = [bookie for bookie in good[rack] if bookie not in chosen]
             left = left or [bookie for bookie in poor[rack] if bookie not in chosen]

@@ -44,8 +44,8 @@ class RackTable:
         self._entries = dict(entries)
         # If a host has several ids, use the first.
         for name, rack in entries.items():
-            host, colon, port = name.rpartition(":")
-            if colon and port.isdecimal():
+            host = _host_in(name)
+            if host is not None:
                 self._entries.setdefault(host, rack)
 
     def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
@@ -131,8 +131,8 @@ class Racks:
         not read the registrations of all bookies."""
         found = {}
         for bookie_id in bookies:
-            host, colon, port = bookie_id.rpartition(":")
-            found[bookie_id] = host if colon and port.isdecimal() else self._host(bookie_id)
+            host = _host_in(bookie_id)
+            found[bookie_id] = self._host(bookie_id) if host is None else host
         return found
 
     def _host(self, bookie_id: str) -> str:
@@ -145,6 +145,12 @@ class Racks:
             self._hosts.clear()
         self._hosts[bookie_id] = host
         return host
+
+
+def _host_in(name: str) -> str | None:
+    """Return the host of a name of the form ``host:port``. None: it has another form."""
+    host, colon, port = name.rpartition(":")
+    return host if colon and port.isdecimal() else None
 
 
 def rack_sources(

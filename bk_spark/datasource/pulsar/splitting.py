@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.planning import cut_by_options
 from bk_spark.datasource.pulsar.positions import Edges
 from bk_spark.datasource.pulsar.rows import TopicSplit
-from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
+from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
 from bk_spark.pulsar.compacted import CompactedTopic
 from bk_spark.pulsar.entry_numbers import EntryNumbers, check_on_bookies
@@ -35,16 +36,13 @@ def topic_splits(
     edges: Mapping[str, Edges],
 ) -> list[TopicSplit]:
     """Cut ``pieces`` into tasks according to the options, each with what it needs of ``watches`` and ``edges``."""
-    cut = cut_splits(
-        Pieces.concat(pieces), options.split_bytes, options.min_partitions, options.max_records_per_partition
-    )
     return [
         TopicSplit(
             part,
             {name: _aborted(part, number, watches[name]) for number, name in enumerate(part.logs) if name in watches},
             {name: edges[name] for name in part.logs if name in edges},
         )
-        for part in cut
+        for part in cut_by_options(options, pieces)
     ]
 
 
@@ -57,8 +55,7 @@ def compacted_splits(options: SourceOptions, compacted: Mapping[str, CompactedTo
             if one.entries
         ]
     )
-    cut = cut_splits(pieces, options.split_bytes, options.min_partitions, options.max_records_per_partition)
-    return [TopicSplit(part, is_compacted=True) for part in cut]
+    return [TopicSplit(part, is_compacted=True) for part in cut_by_options(options, [pieces])]
 
 
 def _aborted(part: Pieces, number: int, watch: TransactionWatch) -> frozenset[TransactionId]:

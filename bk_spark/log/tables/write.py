@@ -151,8 +151,8 @@ def _plan(log: CommittedLog, given: pa.Schema, options: WriteOptions) -> _Plan:
         _refuse_arrow_options(options, log.name)
         return _Plan(raw_columns(given), None)
     if not options.merge_schema:
-        stored = parse_schema(settings.schema_json)
-        return _Plan(table_columns(given, stored, log.name), arrow_schema(stored), version=settings.schema_version)
+        columns = table_columns(given, parse_schema(settings.schema_json), log.name)
+        return _Plan(columns, columns, version=settings.schema_version)
     written = stored_schema(schema_of_arrow(given))
     check_has_columns(written)
     # As Spark's default: names that differ only by case are one column.
