@@ -24,6 +24,7 @@ from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import Records
+from tests.support import patient_loop
 from tests.support.bookie import KEY, stored
 
 MIB = 1024 * 1024
@@ -213,7 +214,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def reads(*ids: tuple[int, int]) -> bytes:

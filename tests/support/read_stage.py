@@ -24,6 +24,7 @@ from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import BatchRead, RequestV2
+from tests.support import patient_loop
 from tests.support.connections import assert_no_requests, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie, lac_of
@@ -242,7 +243,7 @@ def staged(
 
         @functools.wraps(play)
         def test() -> None:
-            asyncio.run(run())
+            patient_loop.run(run())
 
         del test.__wrapped__  # type: ignore[attr-defined]
         return test

@@ -25,6 +25,7 @@ from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import MAX_ENTRY_ID, Records
 from bookie_server.storage.upkeep import StorageUpkeep
+from tests.support import patient_loop
 from tests.support.bookie_settings import bookie_config
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ def in_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
+        patient_loop.run(test(*args, **kwargs))
 
     return run
 

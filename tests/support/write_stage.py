@@ -17,6 +17,7 @@ from bk_spark.bookie.writing.write_handle import WriteHandle
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.quorum import Quorum
+from tests.support import patient_loop
 from tests.support.connections import listens, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger
 from tests.support.served_bookie import ModelServices, ServedBookie
@@ -100,7 +101,7 @@ def staged(
 
         @functools.wraps(play)
         def test() -> None:
-            asyncio.run(run())
+            patient_loop.run(run())
 
         del test.__wrapped__  # type: ignore[attr-defined]
         return test

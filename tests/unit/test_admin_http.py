@@ -22,6 +22,7 @@ from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.places import MAX_ANSWERED, MAX_HANDLED
 from bookie_server.admin.routes import ANY_METHOD, HttpError, Request, Response, json_response, text_response
 from bookie_server.admin.server import AdminServer
+from tests.support import patient_loop
 from tests.support.admin import TOKEN, token_file
 from tests.support.bookie_settings import bookie_config
 from tests.support.certificates import authority, identity, write_pem
@@ -133,7 +134,7 @@ def test_requests_and_answers(access: AdminAccess) -> None:
             assert (await send(server, b"DELETE /any HTTP/1.1\r\n\r\n"))[0] == 200
             assert len((await send(server, b"GET /large HTTP/1.1\r\n\r\n"))[2]) == 4_000_000
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_what_is_refused(
         assert not routes.seen
 
     with caplog.at_level(logging.WARNING, "bookie_server"):
-        asyncio.run(check())
+        patient_loop.run(check())
     assert len(caplog.records) == (1 if status == 500 else 0)  # and no traceback
     assert all(record.exc_info is None for record in caplog.records)
 
@@ -179,7 +180,7 @@ def test_a_request_that_does_not_come(access: AdminAccess) -> None:
             status, _, body = await send(server, b"PUT /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nhel")
             assert (status, error_of(body)) == (408, "the request did not arrive in time")
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /echo HTTP/1.1\r\nHost"])
@@ -192,7 +193,7 @@ def test_a_connection_without_a_whole_head_is_closed(sent: bytes, access: AdminA
                 assert await asyncio.wait_for(reader.read(-1), 30) == b""
             await _closed(writer)
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_a_peer_that_does_not_take_its_answer_loses_its_connection(access: AdminAccess) -> None:
@@ -209,7 +210,7 @@ def test_a_peer_that_does_not_take_its_answer_loses_its_connection(access: Admin
                     while server.places.held:
                         await asyncio.sleep(0.01)
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_one_request_per_connection_and_no_access_log(access: AdminAccess, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,7 +223,7 @@ def test_one_request_per_connection_and_no_access_log(access: AdminAccess, caplo
             assert len(routes.seen) == 1
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(check())
+        patient_loop.run(check())
     assert [record.name for record in caplog.records] == ["bookie_server.admin.server"]  # "http on …"
 
 
@@ -238,7 +239,7 @@ def test_a_handler_that_takes_long_goes_on(access: AdminAccess) -> None:
             assert (await send(server, b"GET /wait HTTP/1.1\r\n\r\n"))[0] == 200
             assert len(routes.seen) == 2
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_slow_callers_give_way_and_liveness_answers(access: AdminAccess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +280,7 @@ def test_slow_callers_give_way_and_liveness_answers(access: AdminAccess, monkeyp
             assert (await send(server, b"PUT /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"))[0] == 200
         assert not server.places.held
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
@@ -300,7 +301,7 @@ def test_callers_that_do_not_read_give_way(access: AdminAccess) -> None:
             assert (await send(server, b"GET /large HTTP/1.1\r\n\r\n"))[0] == 200
             assert len(server.places.held) <= MAX_ANSWERED
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_of_requests_that_come_together_none_gives_way(access: AdminAccess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +321,7 @@ def test_of_requests_that_come_together_none_gives_way(access: AdminAccess, monk
                     answer = asyncio.get_running_loop().sock_recv(peer, 100)
                     assert (await asyncio.wait_for(answer, 30)).startswith(b"HTTP/1.1 200 ")
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_closing_does_not_wait_for_peers(access: AdminAccess) -> None:
@@ -338,7 +339,7 @@ def test_closing_does_not_wait_for_peers(access: AdminAccess) -> None:
                     await writer.wait_closed()
             assert not server.places.held
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_a_port_that_is_taken(access: AdminAccess) -> None:
@@ -351,7 +352,7 @@ def test_a_port_that_is_taken(access: AdminAccess) -> None:
                 await server.start()
             await server.close()
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 # --- tokens ----------------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def ask_all(access: AdminAccess, *asked: tuple[bytes, str]) -> list[int]:
         async with serving(Routes(), access) as server:
             return [(await send(server, request, shown))[0] for request, shown in asked]
 
-    return asyncio.run(ask())
+    return patient_loop.run(ask())
 
 
 def test_changes_need_the_token_always(access: AdminAccess, caplog: pytest.LogCaptureFixture) -> None:
@@ -395,7 +396,7 @@ def test_without_a_token_file_nothing_is_changed() -> None:
             assert not routes.seen
             assert (await send(server, READ))[0] == 200
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_a_token_for_reads(tmp_path: Path) -> None:
@@ -477,7 +478,7 @@ def test_https_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyt
             for _, each in idle:
                 await _closed(each)
 
-    asyncio.run(check())
+    patient_loop.run(check())
     assert "the peer sent an HTTP request in clear" in caplog.text
 
 
@@ -489,7 +490,7 @@ def test_clients_need_a_certificate_where_authorities_are_set(tmp_path: Path) ->
             with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
                 await send(server, READ, tls=client(tmp_path))
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_changed_certificates_are_used_without_a_restart(tmp_path: Path) -> None:
@@ -507,7 +508,7 @@ def test_changed_certificates_are_used_without_a_restart(tmp_path: Path) -> None
                 while await served_name(server) != identity("renewed").der:
                     await asyncio.sleep(0.01)
 
-    asyncio.run(check())
+    patient_loop.run(check())
 
 
 def test_wrong_certificates_name_the_keys_of_the_admin_api(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
+from tests.support import patient_loop
 from tests.support.connections import assert_no_requests
 from tests.support.running_storage import Place, Running, running
 from tests.support.served_bookie import ServedBookie
@@ -88,7 +89,7 @@ def with_bookie(**limits: Any) -> Callable[[Play], Callable[[Kind], None]]:
         @pytest.mark.parametrize("kind", KINDS)
         @functools.wraps(play)
         def test(kind: Kind) -> None:
-            asyncio.run(run(kind))
+            patient_loop.run(run(kind))
 
         del test.__wrapped__
         return test
@@ -165,7 +166,7 @@ async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reads_of_a_bookie(tmp_path: Path, kind: Kind) -> None:
-    asyncio.run(reads_of_a_bookie(Place.make(tmp_path), kind))
+    patient_loop.run(reads_of_a_bookie(Place.make(tmp_path), kind))
 
 
 async def reads_of_a_bookie(place: Place, kind: Kind) -> None:
@@ -392,7 +393,7 @@ def test_a_peer_that_takes_nothing_is_taken_for_dead(kind: Kind, caplog: pytest.
         assert lost == ["b1"]
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(run())
+        patient_loop.run(run())
     assert "neither receives nor sends anything" in caplog.text
 
 
@@ -415,7 +416,7 @@ def test_a_slow_peer_is_not_dead(kind: Kind) -> None:
             assert not connection.closed
             connection.close()
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -432,7 +433,7 @@ def test_a_registered_host_that_is_no_name(kind: Kind, host: str) -> None:
             await pool.get("b1")
         await pool.close()
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_limits_come_from_the_configuration() -> None:
@@ -454,7 +455,7 @@ def test_limits_come_from_the_configuration() -> None:
             assert connection.closed
         await bookie.stop()
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 # --- hostile and broken peers ---------------------------------------------------------------------
@@ -514,7 +515,7 @@ def test_nonsense_breaks_the_connection(kind: Kind, pieces: list[bytes], then: s
             assert connection.closed
             assert_no_requests(connection)
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 @pytest.mark.parametrize(
@@ -530,7 +531,7 @@ def test_answers_in_any_pieces(kind: Kind, answer: bytes) -> None:
                 assert answers[0].stored == stored_entry(0)
                 connection.close()
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_answers_that_nobody_asked_for() -> None:
@@ -542,7 +543,7 @@ def test_answers_that_nobody_asked_for() -> None:
             assert (await connection.read(LEDGER, range(1)))[0].code is Code.OK
             connection.close()
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 # --- v3 only ------------------------------------------------------------------------------------
@@ -575,7 +576,7 @@ def scripted(play: V3Play) -> Callable[[], None]:
 
     @functools.wraps(play)
     def test() -> None:
-        asyncio.run(run())
+        patient_loop.run(run())
 
     del test.__wrapped__  # type: ignore[attr-defined]
     return test

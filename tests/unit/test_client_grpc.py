@@ -30,6 +30,7 @@ from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.protocol.wire.batches import SERVICE
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import Authorization
+from tests.support import patient_loop
 from tests.support.certificates import identity, write_pem
 from tests.support.front import HeldBookie
 from tests.support.grpc_front import grpc_front
@@ -93,7 +94,7 @@ def run(play: Coroutine[Any, Any, None]) -> None:
         names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
         assert not [name for name in names if name.startswith(("GrpcConnection", "ConnectionPool", "_Stream"))]
 
-    asyncio.run(bounded())
+    patient_loop.run(bounded())
 
 
 def test_adds_and_reads_of_a_bookie(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from bk_spark.protocol.wire.wire_v3 import is_v3, parse_request
 from bookie_server.config.access import AccessConfig
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.limits import NetConfig
+from tests.support import patient_loop
 from tests.support.certificates import write_pem
 from tests.support.front import HeldBookie, front
 from tests.support.jaas import client_keys, write_jaas
@@ -89,7 +90,7 @@ def test_a_client_logs_in_before_its_requests(tmp_path: Path, kind: Any, encrypt
             (there,) = served.server._connections
             assert there._gate is None
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,7 +108,7 @@ def test_a_wrong_password_is_an_error_that_says_so(tmp_path: Path, kind: Any, ca
             assert refused.value.bookie_id == "b1"
 
     with caplog.at_level(logging.DEBUG):
-        asyncio.run(test())
+        patient_loop.run(test())
     assert "not it" not in caplog.text
     assert "golden" not in caplog.text
 
@@ -203,7 +204,7 @@ def test_a_peer_that_is_no_bookie_of_ours(tmp_path: Path, kind: Any, misbehaves:
             assert says in str(refused.value)
             assert pool.existing("b1") is None
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,7 +222,7 @@ def test_the_useless_answer_of_apaches_bookie_is_ignored(tmp_path: Path, kind: A
         async with peer_that(speak) as port, pool_of(kind, port, sasl_config(tmp_path)) as pool:
             assert not (await pool.get("b1")).closed
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def test_a_bookie_that_asks_nobody_to_log_in_is_used_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,7 +232,7 @@ def test_a_bookie_that_asks_nobody_to_log_in_is_used_and_told(tmp_path: Path, ca
                 async with pool_of(kind, served.port, sasl_config(tmp_path)) as pool:
                     assert len(await (await pool.get("b1")).read(1, range(1))) == 1
 
-    asyncio.run(test())
+    patient_loop.run(test())
     assert "bookie b1 asks nobody to log in" in caplog.text
 
 
@@ -316,7 +317,7 @@ def test_a_class_of_a_users_logs_in(tmp_path: Path, kind: Any, token: str, caplo
                     await pool.get("b1")
                 assert served.server.failed_logins == 1
 
-    asyncio.run(test())
+    patient_loop.run(test())
     assert ("a mistake in this class" in caplog.text) == (token == "broken")
 
 

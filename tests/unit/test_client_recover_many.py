@@ -8,6 +8,7 @@ import pytest
 
 from bk_spark.bookie.recover_many import recover_many
 from bk_spark.protocol.errors import BookKeeperError, EntryUnknownError, NoSuchLedgerError
+from tests.support import patient_loop
 
 pytestmark = pytest.mark.unit
 
@@ -40,7 +41,7 @@ def recovered(
         assert len(asyncio.all_tasks()) == 1
         return result
 
-    return asyncio.run(run()), begun, most
+    return patient_loop.run(run()), begun, most
 
 
 def test_each_ledger_once_in_order_and_several_at_once() -> None:

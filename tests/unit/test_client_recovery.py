@@ -29,6 +29,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.ledger.recovery import ATTEMPTS
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment
 from bk_spark.protocol.quorum import Quorum
+from tests.support import patient_loop
 from tests.support.connections import assert_no_requests, listens, live
 from tests.support.ledgers import LEDGER, PASSWORD, ledger, payload_of
 from tests.support.served_bookie import ModelServices, ServedBookie
@@ -115,8 +116,8 @@ def staged(**settings: Any) -> Callable[[Play], Callable[[], None]]:
 
         @functools.wraps(play)
         def test() -> None:
-            asyncio.run(run(v2=True))
-            asyncio.run(run(v2=False))
+            patient_loop.run(run(v2=True))
+            patient_loop.run(run(v2=False))
 
         del test.__wrapped__  # type: ignore[attr-defined]
         return test

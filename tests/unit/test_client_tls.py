@@ -22,6 +22,7 @@ from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentErro
 from bk_spark.protocol.wire.start_tls import start_tls_answer
 from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
+from tests.support import patient_loop
 from tests.support.bookie import add_frame
 from tests.support.certificates import PASSWORD, Identity, authority, identity, write_pem
 from tests.support.front import MIB, HeldBookie, front, reads, until, v3_add
@@ -74,7 +75,7 @@ def test_adds_and_reads_go_through_tls(tmp_path: Path, kind: Any, mutual: bool) 
             (there,) = served.server._connections
             assert there.peer_certificate == (identity("client").der if mutual else None)
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_bookie_with_a_wrong_certificate_is_refused(
             await until(lambda: tls.failed_handshakes == 1)
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(test())
+        patient_loop.run(test())
     assert "TLS handshake failed: the peer does not accept it: " in caplog.text
     assert says in caplog.text
 
@@ -121,7 +122,7 @@ def test_the_host_is_not_checked_if_that_is_switched_off(tmp_path: Path, caplog:
         async with front(NetConfig(), HeldBookie(), tls=tls) as served, pool_of(KINDS[0], served.port, config) as pool:
             assert len(await (await pool.get("b1")).read(1, range(1))) == 1
 
-    asyncio.run(test())
+    patient_loop.run(test())
     assert "tlsHostnameVerificationEnabled=false: whoever has a certificate" in caplog.text
 
 
@@ -147,7 +148,7 @@ def test_a_client_that_the_bookie_refuses_says_why(tmp_path: Path, kind: Any, ow
             text = str(caught.value)
             assert says in text or "perhaps because it requires a certificate" in text
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def test_a_client_in_clear_is_told_that_the_bookie_requires_tls(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_client_in_clear_is_told_that_the_bookie_requires_tls(tmp_path: Path) 
                     assert {answer.code for answer in answers.values()} == {Code.UNAUTHORIZED}
         assert bookie.reads == 0
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def test_a_bookie_without_tls_is_not_asked_in_clear(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_bookie_without_tls_is_not_asked_in_clear(tmp_path: Path) -> None:
                 await pool.get("b1")
         assert bookie.reads == 0
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -213,7 +214,7 @@ def test_wrong_answers_to_start_tls_end_the_connection(tmp_path: Path, serve: Se
                 await pool.get("b1")
             assert says in str(caught.value)
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def test_bytes_in_clear_in_place_of_the_handshake_end_the_connection(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_bytes_in_clear_in_place_of_the_handshake_end_the_connection(tmp_path: P
             with pytest.raises(TlsError, match="the peer sent bytes in clear where the handshake was expected"):
                 await pool.get("b1")
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 @pytest.mark.parametrize("answer", [b"", _GRANTED], ids=["no answer", "no handshake"])
@@ -243,7 +244,7 @@ def test_a_peer_that_stalls_is_given_up(tmp_path: Path, answer: bytes) -> None:
             with pytest.raises(BookieUnavailableError):
                 await pool.get("b1")
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def test_keys_of_the_client_win_over_the_common_ones(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_keys_of_the_client_win_over_the_common_ones(tmp_path: Path) -> None:
             (there,) = served.server._connections
             assert there.peer_certificate == own.der
 
-    asyncio.run(test())
+    patient_loop.run(test())
     (tmp_path / "password").write_text("wrong")
     with pytest.raises(InvalidArgumentError) as caught:
         ClientTls(config)
@@ -328,4 +329,4 @@ def test_numbers_of_the_writers_are_those_of_the_socket(tmp_path: Path) -> None:
             await until(all_arrived)
             assert ids == list(range(64))
 
-    asyncio.run(test())
+    patient_loop.run(test())

@@ -32,6 +32,7 @@ from bookie_server.net.common.access.rights import Authorization
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.grpc.logins import LoginService
 from bookie_server.net.grpc.sessions import Session, Sessions
+from tests.support import patient_loop
 from tests.support.bookie import free_port
 from tests.support.certificates import identity, write_pem
 from tests.support.front import HeldBookie
@@ -123,7 +124,7 @@ def test_a_client_logs_in_before_its_requests(tmp_path: Path, encrypted: bool) -
             while len(sessions(front)):
                 await asyncio.sleep(0.005)
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 def test_a_wrong_password_is_an_error_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +143,7 @@ def test_a_wrong_password_is_an_error_that_says_so(tmp_path: Path, caplog: pytes
             assert len(sessions(front)) == 0
 
     with caplog.at_level(logging.DEBUG):
-        asyncio.run(play())
+        patient_loop.run(play())
     assert access.failed_logins == 1
     assert "not it" not in caplog.text
     assert "golden" not in caplog.text
@@ -178,7 +179,7 @@ def test_a_session_is_of_no_use_elsewhere_or_later(tmp_path: Path) -> None:
             while len(sessions(front)):
                 await asyncio.sleep(0.005)
 
-    asyncio.run(play())
+    patient_loop.run(play())
     assert bookie.reads == 0
 
 
@@ -198,7 +199,7 @@ def test_streams_without_a_login_are_refused(tmp_path: Path, method: str) -> Non
                 await call.read()
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
-    asyncio.run(play())
+    patient_loop.run(play())
     assert (bookie.entries, bookie.reads) == (0, 0)
 
 
@@ -217,7 +218,7 @@ def test_users_have_their_rights(tmp_path: Path) -> None:
                     await connection.bookie_info()
                 assert await connection.force(1) is Code.UNAUTHORIZED
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_wrong_messages(tmp_path: Path, plugin: str, payload: bytes, status: Any
             assert refused.value.code() is status
             assert len(sessions(front)) == 0
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 def test_bytes_that_are_no_message_and_messages_after_the_login(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_bytes_that_are_no_message_and_messages_after_the_login(tmp_path: Path) 
                 await talk.say(b"")
             assert (len(sessions(front)), len(front.server.gate.places)) == (0, 0)
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 def test_a_login_without_end_is_given_up(tmp_path: Path) -> None:
@@ -275,7 +276,7 @@ def test_a_login_without_end_is_given_up(tmp_path: Path) -> None:
             await talk.say(b"")
             assert await talk.call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
-    asyncio.run(play())
+    patient_loop.run(play())
     assert access.failed_logins == 1
 
 
@@ -303,7 +304,7 @@ def test_who_has_logged_in_keeps_no_place_of_a_call(tmp_path: Path) -> None:
             assert await asks(one, session) is grpc.StatusCode.OK
             assert (len(sessions(front)), sessions(front).evicted) == (3, 1)
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 def test_a_connection_ends_with_its_login(tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_a_connection_ends_with_its_login(tmp_path: Path) -> None:
             again = await pool.get("b1")
             assert len(await again.read(1, range(2))) == 2
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 def test_a_bookie_that_asks_nobody_to_log_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -333,7 +334,7 @@ def test_a_bookie_that_asks_nobody_to_log_in(tmp_path: Path, caplog: pytest.LogC
         ):
             assert len(await (await pool.get("b1")).read(1, range(2))) == 2
 
-    asyncio.run(play())
+    patient_loop.run(play())
     assert "bookie b1 asks nobody to log in" in caplog.text
 
 
@@ -355,7 +356,7 @@ def test_nobody_there_and_a_wrong_certificate(tmp_path: Path) -> None:
             with pytest.raises(TlsError, match="no TLS connection"):
                 await pool.get("b1")
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 @pytest.mark.parametrize("says", ["no proof", "no session", "nothing", "no message"])
@@ -396,7 +397,7 @@ def test_a_peer_that_is_no_bookie_of_ours(tmp_path: Path, says: str) -> None:
         }
         assert expected.get(says, "the peer does not answer the login") in str(refused.value)
 
-    asyncio.run(play())
+    patient_loop.run(play())
 
 
 # --- the rule -----------------------------------------------------------------------------------

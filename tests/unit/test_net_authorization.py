@@ -26,6 +26,7 @@ from bookie_server.net.common.access.rights import ADMIN, ALL, FENCE, READ, WRIT
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import Records
+from tests.support import patient_loop
 from tests.support.bookie import KEY, add_frame, stored
 from tests.support.certificates import identity
 from tests.support.front import HeldBookie, front, reads, run, v3, v3_add
@@ -202,7 +203,7 @@ def test_each_call_of_grpc_needs_its_right(tmp_path: Path, words: str, rights: i
                 found = await one.read(request_id=1, ledger_id=1, first_entry_id=0, count=1, fence_key=key)
                 assert {answer.code for answer in found} == {code.v3}
 
-    asyncio.run(test())
+    patient_loop.run(test())
 
 
 def test_names_have_the_rights_of_all_lines_that_match(tmp_path: Path) -> None:

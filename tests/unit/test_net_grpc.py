@@ -21,6 +21,7 @@ from bk_spark.protocol.wire.batches import SERVICE
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import Authorization
 from bookie_server.net.common.limits import NetConfig
+from tests.support import patient_loop
 from tests.support.front import HeldBookie
 from tests.support.grpc_front import KEY, Caller, GrpcFront, batch, caller, grpc_front, records
 from tests.support.running_storage import OTHER_KEY, Place, Running, running, stored
@@ -45,7 +46,7 @@ def with_bookie(play: Play) -> Callable[[Path], None]:
             await play(bookie, one)
 
     def test(tmp_path: Path) -> None:
-        asyncio.run(run(tmp_path))
+        patient_loop.run(run(tmp_path))
 
     test.__doc__ = play.__doc__
     return test
@@ -248,7 +249,7 @@ def with_held(**limits: Any) -> Callable[[Held], Callable[[], None]]:
             assert (front.load.adds, front.load.adds_bytes) == (0, 0)
 
         def test() -> None:
-            asyncio.run(run())
+            patient_loop.run(run())
 
         test.__doc__ = play.__doc__
         return test
@@ -375,4 +376,4 @@ def test_calls_and_bytes_are_counted(tmp_path: Path) -> None:
             assert await call.code() is not grpc.StatusCode.OK
             assert (counters.calls, counters.unauthorized, counters.rejected, counters.failed) == (3, 0, 0, 1)
 
-    asyncio.run(play())
+    patient_loop.run(play())

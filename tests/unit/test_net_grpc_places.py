@@ -14,7 +14,7 @@ from bk_spark.protocol.proto import bookie_pb2 as pb
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.grpc import places
 from bookie_server.net.grpc.places import Place, Places
-from tests.support import http2_peer as http2
+from tests.support import http2_peer as http2, patient_loop
 from tests.support.front import HeldBookie
 from tests.support.grpc_front import KEY, Caller, batch, caller, grpc_front
 from tests.support.running_storage import stored
@@ -114,7 +114,7 @@ def test_calls_whose_first_message_never_comes_end() -> None:
             assert (await call.read()).request_id == 2
             call.cancel()
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_a_later_message_that_never_comes_ends_the_call() -> None:
@@ -128,7 +128,7 @@ def test_a_later_message_that_never_comes_ends_the_call() -> None:
             while len(front.server.gate.places):
                 await asyncio.sleep(0.005)
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_n2_a_caller_that_stalls_on_all_calls_keeps_nobody_out() -> None:
@@ -145,7 +145,7 @@ def test_n2_a_caller_that_stalls_on_all_calls_keeps_nobody_out() -> None:
                 assert all(b"quiet for longest" in end for end in (await slow.ended(8)).values())
             assert front.server.gate.places.evicted >= 8
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_a_call_that_waits_for_answers_is_not_ended_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_a_call_that_waits_for_answers_is_not_ended_for_others(monkeypatch: pyte
             bookie.answer()
             assert (await call.read()).code == pb.CODE_OK
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_connections_are_bounded() -> None:
@@ -184,7 +184,7 @@ def test_connections_are_bounded() -> None:
                         return
                     await asyncio.sleep(0.05)
 
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 # --- the rule -----------------------------------------------------------------------------------

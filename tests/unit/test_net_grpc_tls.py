@@ -15,6 +15,7 @@ from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.protocol.proto import bookie_pb2 as pb
 from bookie_server.net.common.access.front_access import FrontAccess
+from tests.support import patient_loop
 from tests.support.certificates import PASSWORD, authority, identity, write_pem
 from tests.support.front import HeldBookie
 from tests.support.grpc_front import caller, grpc_front
@@ -59,7 +60,7 @@ def test_without_certificates_of_clients(tmp_path: Path) -> None:
             assert not await answers(front.port, credentials())
 
     contexts = TlsContexts(settings(tmp_path), server_side=True)
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_with_certificates_of_clients(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_with_certificates_of_clients(tmp_path: Path) -> None:
         "tls_key_store_password_path": str(tmp_path / "password"),
     }
     contexts = TlsContexts(settings(tmp_path, tls_client_authentication=True, **keys), server_side=True)
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def with_role(role: str) -> Any:
@@ -118,7 +119,7 @@ def test_callers_without_the_role_are_refused(tmp_path: Path, method: str) -> No
         async with asyncio.timeout(120), grpc_front(bookie, access=logins) as front:
             assert await code(front.port, None) is grpc.StatusCode.UNAUTHENTICATED
 
-    asyncio.run(run())
+    patient_loop.run(run())
     assert (bookie.entries, bookie.reads) == (0, 0)
 
 
@@ -135,7 +136,7 @@ def test_changed_certificates_are_used_for_new_connections(tmp_path: Path) -> No
             assert not await answers(front.port, credentials())
 
     contexts = TlsContexts(settings(tmp_path, tls_refresh_ms=1), server_side=True)
-    asyncio.run(run())
+    patient_loop.run(run())
 
 
 def test_its_repr_shows_no_key(tmp_path: Path) -> None:

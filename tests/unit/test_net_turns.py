@@ -404,4 +404,4 @@ def test_the_delay_of_the_event_loop_is_told() -> None:
         await asyncio.sleep(0.25)
         assert not seen
 
-    run(test)
+    asyncio.run(test())  # its clock shows every delay
