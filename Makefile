@@ -96,7 +96,7 @@ $(APACHE_CLASSES): $(STAMP) tests/interop/java/pom.xml $(wildcard tests/interop/
 
 test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
-	@scripts/ensure_browser.sh
+	@scripts/ensure_test_programs.sh
 	TEST_TURNS=$(or $(TEST_TURNS),$(if $(PYTEST_ARGS),all,today)) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 faults: $(STAMP)

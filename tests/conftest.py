@@ -49,30 +49,39 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    # Tests of a file take turns as they stand there: pytest has not yet put those with the same fixtures together.
     if only_todays():
         _leave_out_others_turns(config, items)
-    here = Path(__file__).parent
-    order: dict[pytest.Item, int] = {}
     for item in items:
-        directory = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        directory = _directory_of(item)
         if directory not in _DIRECTORIES:
             raise pytest.UsageError(f"{item.nodeid}: tests live in one of tests/{{{','.join(_DIRECTORIES)}}}")
         item.add_marker(directory)
         if directory in _REPEATED:
             item.add_marker(pytest.mark.flaky(reruns=_REPETITIONS))
-        order[item] = _DIRECTORIES.index(directory)
         started = _STARTING.intersection(getattr(item, "fixturenames", ()))
         if directory in _PURE and started:
             raise pytest.UsageError(f"{item.nodeid}: a {directory} test may not use {', '.join(sorted(started))}")
-    items.sort(key=order.__getitem__)
+    yield
+    _order(items)
+
+
+def _directory_of(item: pytest.Item) -> str:
+    here = Path(__file__).parent
+    return item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+
+
+def _order(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _DIRECTORIES.index(_directory_of(item)))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if processes > 1:
         # hypothesis finds fault with strategies while a thread of a client uses the module random.
-        fuzz = [item for item in items if _DIRECTORIES[order[item]] == "fuzz"]
-        others = [item for item in items if _DIRECTORIES[order[item]] != "fuzz"]
+        fuzz = [item for item in items if _directory_of(item) == "fuzz"]
+        others = [item for item in items if _directory_of(item) != "fuzz"]
         items[:] = spread(
-            [(_expected_s(item, _DIRECTORIES[order[item]]), str(item.path), item) for item in others], processes, fuzz
+            [(_expected_s(item, _directory_of(item)), str(item.path), item) for item in others], processes, fuzz
         )
 
 

@@ -19,9 +19,14 @@ from tests.support.tcp_proxy import STALLED, SWALLOWING, Connects, Link
 #: Everything works again: so long may it take until the writer is acknowledged again, and then ends.
 _HEALED_TIMEOUT_S: Final = 120.0
 _HEALED_ENTRIES: Final = 1_000
-_ROLL_ENTRIES: Final = 15_000
+#: A ledger lasts a second or so: one that begins chooses its bookies anew, and some of them are in trouble.
+_ROLL_ENTRIES: Final = 2_000
 #: Without ZooKeeper there is no next ledger.
 _LONG_ROLL_ENTRIES: Final = 60_000
+#: On average half of it after each batch, so that client, bookies and checker leave cores to others.
+_PAUSE_S: Final = 0.05
+#: Of so many seeds one writes as fast as it can.
+_ONE_OF: Final = 4
 _SLOW: Final = Link(bytes_per_s=200_000, delay_ms=20)
 
 _LINKS: Final = {
@@ -73,7 +78,9 @@ class FaultRun:
     def run(self) -> Outcome:
         problems: list[str] = []
         plan = self._plan
-        load = Load(plan.seed, plan.quorum, _LONG_ROLL_ENTRIES if plan.zookeeper_goes else _ROLL_ENTRIES)
+        pause_s = _PAUSE_S if plan.seed % _ONE_OF else 0.0
+        roll_entries = _LONG_ROLL_ENTRIES if plan.zookeeper_goes else _ROLL_ENTRIES
+        load = Load(plan.seed, plan.quorum, roll_entries, pause_s=pause_s)
         writer = Writer(self._uri, load, self._timeline)
         follower = Follower(self._uri, writer, self._timeline)
         follower.start()

@@ -23,6 +23,7 @@ from bk_spark.log import Log, LogStore
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.quorum import Quorum
+from tests.support.machine import cannot_run
 
 BKCTL = (sys.executable, "-m", "bk_spark.bkctl")
 
@@ -186,8 +187,9 @@ def test_bash_completes_commands_options_and_values(words: tuple[str, ...], expe
         assert all(line.startswith(typed[-1]) for line in lines)
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes_commands_options_and_values(tmp_path: Path) -> None:
+    if shutil.which("zsh") is None:
+        cannot_run("no zsh: scripts/ensure_test_programs.sh installs it, or says how")
     (tmp_path / "completion").write_text(completion("zsh"))
     with terminal("zsh", "-f", "-i") as shell:
         shell.type("PS1='ready> '; autoload -U compinit; compinit -D -u; echo loaded-$?\n")

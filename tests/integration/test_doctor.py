@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import os
-import platform
 import resource
 import signal
 import socket
@@ -26,6 +24,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
 from tests.support.clocks import DAY_MS, time_of_day
+from tests.support.programs import passing_python, program
 from tests.support.small_disk import small_disk
 
 MACHINE = ["java", "pyspark", "workers' python", "disk space", "open files"]
@@ -55,9 +54,7 @@ Doctor = Callable[..., Found]
 @pytest.fixture
 def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Runs the doctor somewhere else than in the repository. The Python of the workers is one that passes at once."""
-    version = importlib.metadata.version("bk-spark")
-    passes = {"python": platform.python_version(), "errors": {}, "listed": True, "version": version}
-    quick = program(tmp_path / "quick-python", f"echo '{json.dumps(passes)}'")
+    quick = passing_python(tmp_path)
 
     def run(*arguments: str, uri: str | None = None, **environment: str) -> Found:
         common = [] if uri is None else ["--metadata-service-uri", uri]
@@ -78,8 +75,8 @@ def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def doctor_process(tmp_path: Path) -> Doctor:
     """Runs the doctor as a process of its own."""
 
-    def run(prepare: Callable[[], None] | None = None) -> Found:
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    def run(prepare: Callable[[], None] | None = None, python: str | Path = sys.executable) -> Found:
+        environment = {**os.environ, "PYSPARK_PYTHON": str(python)}
         environment.pop("BK_METADATA_SERVICE_URI", None)
         command = [sys.executable, "-m", "bk_spark.bkctl", "doctor", "--json"]
         result = subprocess.run(
@@ -96,13 +93,6 @@ def bare_python(tmp_path: Path) -> str:
     """A virtual environment without any package."""
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     return str(tmp_path / "bare" / "bin" / "python3")
-
-
-def program(path: Path, script: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 def test_a_healthy_machine_and_cluster(
@@ -208,11 +198,12 @@ def test_a_disk_without_room(doctor: Doctor, tmp_path: Path) -> None:
     assert f"free in {disk.path}/spark, for Spark's own files: make room, or let SPARK_LOCAL_DIRS name" in told
 
 
-def test_few_open_files(doctor_process: Doctor) -> None:
+def test_few_open_files(doctor_process: Doctor, tmp_path: Path) -> None:
+    quick = passing_python(tmp_path)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    found = doctor_process(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)))
+    found = doctor_process(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard)), quick)
     assert "at most 200 in one process: ulimit -n " in found.problem("open files")
-    found = doctor_process(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)))
+    found = doctor_process(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)), quick)
     assert "raise nofile in /etc/security/limits.conf before starting Spark" in found.problem("open files")
 
 
@@ -246,9 +237,9 @@ def test_no_bookies(doctor: Doctor, zookeeper: ZooKeeper, ledgers_root: str) -> 
 
 
 def test_a_clock_that_is_days_off(
-    cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(passing_python(tmp_path)))
     with time_of_day(lambda: 8 * DAY_MS):
         assert main(["--metadata-service-uri", cluster.metadata_service_uri, "doctor"]) == 3
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line[10:15] == "clock"]

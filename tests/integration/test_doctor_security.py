@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.support.bookie import BookieProcess
 from tests.support.certificates import identity, write_pem
 from tests.support.clusters import new_cluster, serving
 from tests.support.jaas import bookie_keys, client_keys, write_jaas
+from tests.support.programs import passing_python
 from tests.support.servers import WITH_GRPC
 
 _DAY = datetime.timedelta(days=1)
@@ -27,12 +27,13 @@ class Doctor:
 
     def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._conf = directory / "client.conf"
+        self._python = passing_python(directory)
         self._capsys = capsys
 
     def __call__(self, uri: str, keys: dict[str, str]) -> dict[str, dict[str, Any]]:
         self._conf.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
         common = ["--metadata-service-uri", uri, "--client-conf", str(self._conf), "--json"]
-        main([*common, "doctor", "--python", sys.executable])
+        main([*common, "doctor", "--python", str(self._python)])
         return {one["check"]: one for one in json.loads(self._capsys.readouterr().out)}
 
 

@@ -50,6 +50,12 @@ def test_forgets_an_error():
 
 kept = []
 """
+#: What leaks stays for ever: nobody need wait half a minute for its end.
+_IMPATIENT = """
+from tests.support import leaks
+
+leaks.PATIENCE_S = 5.0
+"""
 
 
 @pytest.fixture
@@ -106,6 +112,7 @@ def test_tests_that_leak_fail(tmp_path: Path) -> None:
     """As pytest sees it: the fixture of tests/conftest.py, and a test file that leaks on purpose."""
     (tmp_path / "integration").mkdir()
     (tmp_path / "integration" / "test_leaking.py").write_text(_LEAKING, "utf-8")
+    (tmp_path / "integration" / "conftest.py").write_text(_IMPATIENT, "utf-8")
     for source in (_REPOSITORY / "tests" / "conftest.py", _REPOSITORY / "pyproject.toml"):
         (tmp_path / source.name).write_text(source.read_text("utf-8"), "utf-8")
     run = subprocess.run(

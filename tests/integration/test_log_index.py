@@ -133,7 +133,7 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     clock = Clock()
     store = LogStore(client.zookeeper, store.root, client=client, now_ms=clock)
     log = store.create_log("flights", SETTINGS, b"secret")
-    commit(log, 90)
+    commit(log, 50)
     segments = list(log.snapshot().segments())
     check_reads(log.snapshot(), segments)
     # These know nothing of the moves.
@@ -141,8 +141,8 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     assert list(old[1].segments()) == segments
 
     pages = len(client.zookeeper.children(log.paths.pages) or [])
-    assert pages > 30
-    assert move_all(log) > 3
+    assert pages > 20
+    assert move_all(log) >= 3
     assert len(client.zookeeper.children(log.paths.pages) or []) <= 4
     head = head_of(client, log)
     assert head.index is not None
@@ -161,7 +161,7 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     for snapshot in (log.snapshot(), reopened(store, log).snapshot(), *old):
         check_reads(snapshot, segments)
 
-    commit(log, 40)
+    commit(log, 20)
     more = list(log.snapshot().segments())
     assert more[: len(segments)] == segments
     for _ in range(3):

@@ -20,7 +20,7 @@ from tests.interop.java_shell import JavaShell, Output, Record
 from tests.interop.shelf import DIRECTORIES, PASSWORD, Shelf, bookie_settings
 from tests.support.clusters import new_cluster
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.turns(2)]
 
 #: What an entry has beside its payload: header and CRC32C digest; and before it in a log, its size.
 _OVERHEAD: Final = 32 + 4

@@ -23,7 +23,7 @@ from tests.interop.repaired import PASSWORD, Repaired, cluster_of, payload
 OURS, APACHES = LocalBookie, ApacheBookie
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("healers", "kinds", "lost"),
     [

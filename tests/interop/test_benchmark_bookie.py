@@ -19,7 +19,7 @@ from benchmarks.bookie_servers import KINDS
 SIZE = 1024
 _ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.turns(3)]
 
 Figures = dict[str, list[dict[str, Any]]]
 

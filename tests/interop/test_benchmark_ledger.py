@@ -38,7 +38,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[dict[
     return figures, tables.read_text("utf-8")
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.turns(3, together=True)]
 
 
 def _who(figures: list[dict[str, Any]]) -> set[tuple[str, str]]:

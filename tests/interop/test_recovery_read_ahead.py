@@ -16,7 +16,7 @@ from tests.interop.payloads import Payloads
 from tests.interop.sides import JAVA_V3, OURS_V3, Entries
 
 _LOG = logging.getLogger(__name__)
-COUNT = 5_000
+COUNT = 500
 
 
 def recovery_s(sides: Sides) -> float:
@@ -33,7 +33,7 @@ def recovery_s(sides: Sides) -> float:
 
 
 @pytest.mark.timeout(600)
-def test_java_recovers_5000_unconfirmed_entries(
+def test_java_recovers_many_unconfirmed_entries(
     cluster: LocalCluster, apache_cluster: ApacheBookies, java_client: JavaClient
 ) -> None:
     cluster.heal()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import pytest
+from tests.support.machine import cannot_run
 
 _NAMES: Final = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 #: A bound for "never".
@@ -36,12 +36,11 @@ _KEYS: Final = {"Tab": ("Tab", 9, ""), "Enter": ("Enter", 13, "\r"), "Space": ("
 
 
 def find_browser() -> str:
-    """Return Chromium's path. Without one the test is skipped, and the summary says why."""
-    for name in _NAMES:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    pytest.skip("no Chromium: scripts/ensure_browser.sh installs it, or says how")
+    """Return Chromium's path. Without one the test cannot run."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        cannot_run("no Chromium: scripts/ensure_test_programs.sh installs it, or says how")
+    return path
 
 
 class Browser:

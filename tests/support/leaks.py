@@ -13,7 +13,7 @@ from typing import Final
 from tests.support.processes import socket_inodes, tcp_sockets
 
 #: A closed socket or an ended thread may take a moment to disappear.
-_PATIENCE_S: Final = 30.0
+PATIENCE_S = 30.0
 _POLL_S: Final = 0.02
 
 
@@ -50,11 +50,11 @@ class LeakWatch:
         logging.getLogger("asyncio").removeHandler(self._reports)
         gc.unfreeze()
 
-    def leaked(self, patience_s: float = _PATIENCE_S) -> list[str]:
-        """One line per leak, after waiting a while for it to disappear; empty if there is none."""
+    def leaked(self, patience_s: float | None = None) -> list[str]:
+        """One line per leak, after waiting ``PATIENCE_S`` or less for it to disappear; empty if there is none."""
         # Forgotten tasks and sockets are in reference cycles, and report only when these are collected.
         gc.collect()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return left + [f"asyncio: {message}" for message in self._reports.messages]

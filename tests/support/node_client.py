@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.support.machine import cannot_run
 
 _SOURCE = Path(__file__).with_name("node")
 _TIMEOUT_S = 240
@@ -24,7 +24,7 @@ def program(name: str) -> str:
 
 
 def node_client(directory: Path) -> Path:
-    """Install the client and its packages in ``directory``. Where npm cannot get them, the test is skipped."""
+    """Install the client and its packages in ``directory``. Where npm cannot get them, the test cannot run."""
     for file in ("package.json", "logs.js"):
         shutil.copy(_SOURCE / file, directory)
     environment = os.environ | {"npm_config_cache": str(directory / "cache"), "npm_config_update_notifier": "false"}
@@ -37,6 +37,6 @@ def node_client(directory: Path) -> Path:
         timeout=_TIMEOUT_S,
     )
     if done.returncode and any(f"code {code}" in done.stderr for code in _NO_PACKAGES):
-        pytest.skip(f"npm cannot get the client's packages: {done.stderr.splitlines()[-1]}")
+        cannot_run(f"npm cannot get the client's packages: {done.stderr.splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     return directory
