@@ -15,8 +15,8 @@ _PYTHON: Final = sys.executable
 _PYTEST: Final = (_PYTHON, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider")
 #: A number and the word or two that it counts, as the runs print them: "250 histories", "12 ensemble changes".
 _FIGURE: Final = re.compile(r"\b(\d+) ([a-z][a-z-]*(?: [a-z][a-z-]*)?)")
-#: What runs print for a person to repeat a failure.
-_REPEAT: Final = re.compile(r"(?:again|repeat with|repeats it)[: ]+(.+)")
+#: What runs print for a person to repeat a failure. Their logs say "again", too.
+_REPEAT: Final = re.compile(r"(?:^(?:E +)?again: |repeat with:? )(.+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ def _simulation(kind: str, seeds: int, share: float) -> Run:
     )
 
 
-def _pytest(name: str, tests: list[str], share: float, figures: str, variable: str, target: str) -> Run:
+def _pytest(name: str, tests: list[str], share: float, figures: str, variable: str, target: str, seeds: int = 1) -> Run:
     return Run(
         name,
         lambda first, last: [*_PYTEST, *tests],
-        1,
+        seeds,
         share,
         re.compile(figures),
         variable,
@@ -128,8 +128,15 @@ DECODERS_AND_MUTANTS: Final = (
 
 #: Real servers: one run at a time, since each has up to a dozen processes, which mostly wait.
 SERVERS: Final = (
+    # Of one seed alone nobody can say whether its faults should have had an effect.
     _pytest(
-        "faults", ["tests/faults/test_continuous_write.py"], 1.0, "entries acknowledged while", "FAULT_SEEDS", "faults"
+        "faults",
+        ["tests/faults/test_continuous_write.py"],
+        1.0,
+        "entries acknowledged while",
+        "FAULT_SEEDS",
+        "faults",
+        seeds=3,
     ),
     _pytest(
         "healing", ["tests/faults/healing"], 1.5, "entries acknowledged while|^hits by", "HEAL_SEEDS", "heal-faults"

@@ -48,12 +48,13 @@ def test_each_run_gets_its_share_of_the_time_and_other_seeds_each_call(tmp_path:
 
 
 def test_a_failure_names_the_line_that_repeats_it_and_keeps_the_output(tmp_path: Path) -> None:
-    code = "print('seed 17: wrong'); print('again: python -m tests.simulation replay 17 --logs'); raise SystemExit(1)"
+    log = "bookie 4: kill -9, started again later\\nthen try again: they still hold the entries"
+    code = f"print('seed 17: wrong\\n{log}'); print('again: python -m tests.simulation replay 17'); raise SystemExit(1)"
     (outcome,) = go_through([run_of("logs", code)], 0, 30.0, tmp_path)
     # Three failures are enough; the rest of the time is left.
     assert len(outcome.failures) == 3
     assert outcome.end_seed == 30
-    assert "python -m tests.simulation replay 17 --logs" in outcome.failures[0].splitlines()[-1]
+    assert [line.strip() for line in outcome.failures[0].splitlines()[1:]] == ["python -m tests.simulation replay 17"]
     assert "seed 17: wrong" in (tmp_path / "logs-0.log").read_text()
     assert "logs: 3 FAILED, seeds 0 to 29" in str(outcome)
 
