@@ -61,6 +61,10 @@ class BufferedFile:
         if self._room is not None:
             self.put([])
 
+    def write_blocks(self) -> None:
+        """Write what can be written before more is appended. Raises OSError."""
+        self.finish()
+
     def back_to(self, position: int) -> None:
         """Continue at ``position``, where :meth:`finish` was called last: the caller has cut off what followed."""
         self._room = None
@@ -122,6 +126,10 @@ class DirectFile:
         self._array[used:end] = 0
         self._write(end)
         self._last_block = bytes(self._view[: self._used])
+
+    def write_blocks(self) -> None:
+        """Write the complete blocks. Raises OSError."""
+        self._write(self._used // BLOCK_BYTES * BLOCK_BYTES)
 
     def back_to(self, position: int) -> None:
         """Continue at ``position``, where :meth:`finish` was called last: the caller has cut off what followed."""

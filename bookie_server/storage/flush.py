@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -23,7 +25,8 @@ import numpy as np
 from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
-from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
+from bookie_server.storage.entrylog.entry_log_writer import SYNC_STEP_BYTES, EntryLogWriter, Steps
+from bookie_server.storage.flush_pace import FlushPace
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.log_mark import LogMark, write_marks
@@ -35,6 +38,8 @@ _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: Number of ledgers whose cached pages are updated in one turn of the event loop.
 _LEDGERS_PER_TURN: Final = 500
+#: Size of the steps of a flush that takes its time.
+_PACED_STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +66,30 @@ class FlushCounters:
     entry_bytes: int = 0
     seconds: float = 0.0
     last_seconds: float = 0.0
+
+
+class _Steps:
+    """The steps of a flush: small ones at ``pace``, until ``hurry`` is set. In the flush thread."""
+
+    def __init__(self, pace: FlushPace, cache: WriteCache, hurry: threading.Event) -> None:
+        self._pace = pace
+        self._cache = cache
+        self._hurry = hurry
+        self._begun_s = time.monotonic()
+        self._synced_bytes = 0
+
+    @property
+    def step_bytes(self) -> int:
+        return SYNC_STEP_BYTES if self._hurry.is_set() else _PACED_STEP_BYTES
+
+    def synced(self, size_bytes: int) -> None:
+        self._synced_bytes += size_bytes
+        while not self._hurry.is_set():
+            elapsed_s = time.monotonic() - self._begun_s
+            pause_s = self._pace.pause_s(self._synced_bytes, elapsed_s, self._cache.filled)
+            if not pause_s:
+                return
+            self._hurry.wait(pause_s)
 
 
 class Flusher:
@@ -106,8 +135,12 @@ class Flusher:
         self._indexed_logs: set[int] = set()
         self._executor = executor
         self._batch: _Batch | None = None
-        #: Held while entry logs and index files are changed.
+        #: Held while entry logs and index files are changed. :meth:`alone` takes it.
         self.lock = asyncio.Lock()
+        #: Tasks that wait for the lock. A flush does not pause meanwhile, nor once ``_hurry`` is set.
+        self._waiting = 0
+        self._hurry = threading.Event()
+        self._may_pause = True
         self.last_marks = list(last_marks)
         self.counters = FlushCounters()
         #: Called in the event loop when the active half of the write cache was taken, so that there is room again.
@@ -123,16 +156,44 @@ class Flusher:
         """Logs of large entries were closed; all that they got is in the write cache, or failed."""
         self._left_logs.update(entry_log_ids)
 
-    async def run(self) -> None:
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Hold the lock under which entry logs and index files are changed. A running flush hurries."""
+        self._waiting += 1
+        self.hurry()
+        try:
+            await self.lock.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def hurry(self) -> None:
+        """Let the flush that runs, if any, write without pauses from now on."""
+        self._hurry.set()
+
+    def end_pauses(self) -> None:
+        """Let no flush pause from now on."""
+        self._may_pause = False
+        self.hurry()
+
+    async def run(self, span_s: float = 0.0) -> None:
         """Make everything durable that is in the write cache or awaits a sync. Waits for a running flush.
+
+        ``span_s``: for so long the writing of entry logs may pause, while nobody waits (flush_pace.py).
 
         Raises OSError (everything will be retried), SyncFailedError, CorruptFileError (the bookie must stop).
         """
-        async with self.lock:
+        async with self.alone():
+            if span_s > 0 and self._may_pause and not self._waiting:
+                self._hurry.clear()
             started = time.monotonic()
             for batch in self._batches():
+                steps = _Steps(FlushPace(batch.half.data_bytes, span_s), self._write_cache, self._hurry)
                 try:
-                    await self._in_thread(self._write_logs, batch)
+                    await self._in_thread(self._write_logs, batch, steps)
                     await self._sync_journals()
                     await self._in_thread(self._write_index, batch)
                     await self._update_cache(batch)
@@ -155,7 +216,7 @@ class Flusher:
             self._finish(batch.marks)
 
     def forget(self, ledger_id: int) -> None:
-        """Leave a removed ledger out of a flush that is to be retried. Call with the lock held."""
+        """Leave a removed ledger out of a flush that is to be retried. Call with :meth:`alone`."""
         batch = self._batch
         if batch is None:
             return
@@ -175,7 +236,7 @@ class Flusher:
         self.on_room()
         yield self._batch
 
-    def _write_logs(self, batch: _Batch) -> None:
+    def _write_logs(self, batch: _Batch, steps: Steps | None = None) -> None:
         if batch.logs_done:
             return
         if batch.entries is None:
@@ -185,7 +246,7 @@ class Flusher:
         ledgers, held = entries.held()
         if len(held):
             batch.locations[held] = self._entry_log_writer.append(
-                batch.half, ledgers, entries.positions[held], entries.sizes[held]
+                batch.half, ledgers, entries.positions[held], entries.sizes[held], steps
             )
         batch.logs_done = True
 

@@ -13,6 +13,9 @@ from bookie_server.storage.files import SyncFailedError, may_pass
 from bookie_server.storage.flush import Flusher
 
 _LOG: Final = logging.getLogger(__name__)
+#: For what share of the interval a flush may pause, and for how long at most.
+_PAUSED: Final = 0.25
+_MOST_PAUSED_S: Final = 2.5
 
 
 class FlushLoop:
@@ -45,6 +48,8 @@ class FlushLoop:
         self.trouble: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._requested = asyncio.Event()
+        #: Whether somebody waits for the next flush.
+        self._in_hurry = False
         self._stopped = asyncio.Event()
 
     def start(self) -> None:
@@ -57,6 +62,7 @@ class FlushLoop:
         """End the loop after the flush under way."""
         self._stopped.set()
         self._requested.set()
+        self._flusher.end_pauses()
 
     async def stop(self) -> None:
         """:meth:`end`, and wait for it."""
@@ -64,14 +70,21 @@ class FlushLoop:
         if self._task is not None:
             await self._task
 
-    def request(self) -> None:
-        """Flush soon."""
+    def request(self, *, hurry: bool = False) -> None:
+        """Flush soon. ``hurry``: somebody waits for it."""
         self._requested.set()
+        if hurry:
+            self._in_hurry = True
+            self._flusher.hurry()
 
     async def flush(self) -> None:
-        """Flush now. Raises OSError if the next flush will try again; after any other error the bookie must stop."""
+        """Flush now, without pauses. Raises OSError if the next flush will try again; after any other error the bookie
+        must stop."""
+        await self._flush(0.0)
+
+    async def _flush(self, span_s: float) -> None:
         try:
-            await self._flusher.run()
+            await self._flusher.run(span_s)
         except Exception as error:
             if may_pass(error):
                 self._note_trouble(_reason(error))
@@ -98,8 +111,9 @@ class FlushLoop:
             if self._stopped.is_set():
                 return
             self._requested.clear()
+            in_hurry, self._in_hurry = self._in_hurry, False
             try:
-                await self.flush()
+                await self._flush(0.0 if in_hurry else min(_PAUSED * self._interval_ms / 1000, _MOST_PAUSED_S))
             except Exception as error:
                 if not may_pass(error):
                     _LOG.critical("flush failed", exc_info=error)

@@ -218,7 +218,7 @@ class LedgerStorage:
         nothing should wait for one."""
         if self.descriptors.unwritten < _MOST_UNWRITTEN or self._flush_loop.trouble is not None:
             return False
-        self._flush_loop.request()
+        self._flush_loop.request(hurry=True)
         return True
 
     def append(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]], done: DoneCallback) -> None:

@@ -90,7 +90,7 @@ class StorageUpkeep:
         """
         marked = self._marked[ledger_id]
         descriptor = marked.descriptor
-        async with self._storage.flusher.lock:
+        async with self._storage.flusher.alone():
             await self._remove(ledger_id, max(marked.last_entry, descriptor.last_entry))
         del self._marked[ledger_id]
         if descriptor.fenced or not marked.readable:
@@ -139,7 +139,7 @@ class StorageUpkeep:
         Durable after :meth:`sync_index`. Raises OSError."""
         if not len(entry_ids):
             return 0
-        async with self._storage.flusher.lock:
+        async with self._storage.flusher.alone():
             which = await self._in_thread(self.replace_locations_now, ledger_id, entry_ids, old, new)
             if len(which):
                 self._storage.cache.update(ledger_id, entry_ids[which], new[which])
@@ -197,8 +197,9 @@ class StorageUpkeep:
         await self._in_thread(remove)
 
     async def _sync_index(self) -> None:
-        async with self._storage.flusher.lock:
+        async with self._storage.flusher.alone():
             await self._in_thread(self._storage.index.sync)
 
     async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        self._storage.flusher.hurry()  # it uses the same thread
         return await in_thread(self._storage.executor, function, *arguments)

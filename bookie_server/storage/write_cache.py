@@ -292,6 +292,11 @@ class WriteCache:
         return self.active.size_bytes >= self.limit_bytes
 
     @property
+    def filled(self) -> float:
+        """Share of the active half that is in use. Any thread."""
+        return self.active.size_bytes / self.limit_bytes
+
+    @property
     def excess_bytes(self) -> int:
         """Bytes by which the active half exceeds the limit."""
         return max(0, self.active.size_bytes - self.limit_bytes)

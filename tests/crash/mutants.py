@@ -179,9 +179,9 @@ def a_failed_sync_is_tried_again(stack: ExitStack) -> None:
 def marks_move_though_a_flush_failed(stack: ExitStack) -> None:
     write = Flusher._write_logs
 
-    def write_or_not(flusher: Flusher, batch: Any) -> None:
+    def write_or_not(flusher: Flusher, batch: Any, *steps: Any) -> None:
         try:
-            write(flusher, batch)
+            write(flusher, batch, *steps)
         except files.SyncFailedError:
             raise
         except OSError:

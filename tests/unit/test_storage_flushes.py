@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code
+from bookie_server.storage import flush_loop
 from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.journal.log_mark import LogMark
@@ -43,6 +44,8 @@ async def flush_held(bookie: Running, disk: FailingOs, name: str, part: str) -> 
         block.release()
         await flush
 
+
+Wait = Callable[[Running], Awaitable[None]]
 
 #: What a flush does one after another, as calls on files.
 PHASES = [("pwritev", ".log"), ("fdatasync", ".log"), ("pwritev", ".idx"), ("fsync", ".idx"), ("replace", "lastMark")]
@@ -180,6 +183,60 @@ async def test_room_is_told_as_soon_as_there_is_some(place: Place, disk: Failing
             await asyncio.sleep(0.01)
         assert told == [0, 0]
         assert bookie.troubles == []
+
+
+async def _checkpoint(bookie: Running) -> None:
+    await bookie.storage.checkpoint()
+
+
+async def _remove_a_ledger(bookie: Running) -> None:
+    assert bookie.upkeep.mark_ledger(2)
+    await bookie.upkeep.remove_ledger(2)
+
+
+async def _read_the_index(bookie: Running) -> None:
+    await bookie.upkeep.locations_of(1, np.array([0]))
+
+
+async def _fill_the_cache(bookie: Running) -> None:
+    await bookie.add(*[stored(1, i, 50_000) for i in range(100, 160)])
+
+
+async def _ask_for_new_ledgers(bookie: Running) -> None:
+    bookie.storage.descriptors.unwritten = 1 << 20
+    assert bookie.storage.new_ledgers_wait
+
+
+@pytest.mark.parametrize(
+    "who_waits", [_checkpoint, _remove_a_ledger, _read_the_index, _fill_the_cache, _ask_for_new_ledgers, None]
+)
+@in_loop
+async def test_a_flush_takes_its_time_until_somebody_waits(
+    place: Place, disk: FailingOs, monkeypatch: pytest.MonkeyPatch, who_waits: Wait | None
+) -> None:
+    monkeypatch.setattr(flush_loop, "_MOST_PAUSED_S", 600.0)
+    place = place.with_settings(write_cache_bytes=4 << 20)
+    async with running(place) as bookie:
+        flusher = bookie.storage.flusher
+        calls = record_at(disk, "fdatasync")
+        await bookie.add(stored(2, 0))
+        await bookie.add(*[stored(1, i, 50_000) for i in range(90)])
+
+        def syncs() -> int:
+            return sum(path.endswith(".log") for _, path in calls)
+
+        while not syncs():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # a flush without pauses would be through
+        assert flusher.lock.locked()
+        assert syncs() == 1
+        if who_waits is not None:
+            async with asyncio.timeout(60):
+                await who_waits(bookie)
+                while not flusher.counters.flushes:
+                    await asyncio.sleep(0.01)
+    # The end of the bookie does not wait, either.
+    assert bookie.failures == []
 
 
 @in_loop

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence, Set as AbstractSet
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -31,7 +31,27 @@ from bookie_server.storage.write_cache import CacheHalf
 _LOG: Final = logging.getLogger(__name__)
 #: Written bytes are synced in steps of about this size, so that a sync of a journal on the disk never waits for many of
 #: them.
-_SYNC_STEP_BYTES: Final = 4 * 1024 * 1024
+SYNC_STEP_BYTES: Final = 4 * 1024 * 1024
+
+
+class Steps(Protocol):
+    """The steps in which an append is written and synced."""
+
+    @property
+    def step_bytes(self) -> int:
+        """The size of the next step."""
+        ...
+
+    def synced(self, size_bytes: int) -> None:
+        """A step of ``size_bytes`` is durable. May wait before the next one."""
+        ...
+
+
+class _AtOnce:
+    step_bytes: Final = SYNC_STEP_BYTES
+
+    def synced(self, size_bytes: int) -> None:
+        pass
 
 
 class EntryLogIds:
@@ -101,16 +121,26 @@ class EntryLogWriter:
         self._path = ""
         self._ledger_bytes: dict[int, int] = {}
         self._next_directory = 0
+        #: Of the append under way.
+        self._steps: Steps = _AtOnce()
         #: Id of the current entry log; -1 if there is none.
         self.entry_log_id = -1
         #: Entry logs with entries that are not yet in the index: a flush is running or has failed.
         self.unfinished: set[int] = set()
 
-    def append(self, half: CacheHalf, ledgers: list[tuple[int, int, int]], positions: Int64s, sizes: Int64s) -> Int64s:
+    def append(
+        self,
+        half: CacheHalf,
+        ledgers: list[tuple[int, int, int]],
+        positions: Int64s,
+        sizes: Int64s,
+        steps: Steps | None = None,
+    ) -> Int64s:
         """Write entries of ``half`` and make them durable. Return their locations. ``ledgers`` as in SortedEntries.
 
         Raises OSError if no directory can be written, SyncFailedError.
         """
+        self._steps = _AtOnce() if steps is None else steps
         locations = np.empty(len(positions), np.int64)
         failure: OSError | None = None
         for _ in self._directories.paths:
@@ -272,9 +302,12 @@ class EntryLogWriter:
         synced_to = self._position
         self._unsynced = True
         for _ in half.copy(positions, sizes, self._file):
-            if self._file.position - synced_to >= _SYNC_STEP_BYTES:
+            written = self._file.position - synced_to
+            if written >= self._steps.step_bytes:
+                self._file.write_blocks()
                 files.sync_data(self._fd)
-                synced_to = self._file.position
+                self._steps.synced(written)
+                synced_to += written
         self._file.finish()
         self._position = self._file.position
 

@@ -120,6 +120,27 @@ MUTATIONS: Final = (
         ("tests/unit/test_storage_flushes.py::test_a_mark_never_goes_back",),
     ),
     Mutation(
+        "A flush pauses between its steps.",
+        "bookie_server/storage/flush.py",
+        "                self._hurry.clear()\n",
+        "                pass\n",
+        ("tests/unit/test_storage_flushes.py::test_a_flush_takes_its_time_until_somebody_waits",),
+    ),
+    Mutation(
+        "A flush hurries when somebody waits for its lock.",
+        "bookie_server/storage/flush.py",
+        "        self._waiting += 1\n        self.hurry()\n",
+        "        self._waiting += 1\n",
+        ("tests/unit/test_storage_flushes.py::test_a_flush_takes_its_time_until_somebody_waits",),
+    ),
+    Mutation(
+        "A flush hurries when the other half of the write cache fills.",
+        "bookie_server/storage/flush_pace.py",
+        "max(elapsed_s / self.span_s, filled / MOST_FILLED)",
+        "elapsed_s / self.span_s",
+        ("tests/unit/test_flush_pace.py::test_it_ends_before_the_other_half_is_full_however_fast_it_fills",),
+    ),
+    Mutation(
         "Index files are synced before the marks advance.",
         "bookie_server/storage/flush.py",
         "        self._index.sync()\n",
