@@ -47,7 +47,7 @@ from bookie_server.identity.cluster_identity import ForeignClusterError
 from bookie_server.storage import files
 
 _LOG: Final = logging.getLogger(__name__)
-#: Shorter than a session usually lasts: a delete that waits for a new session might hit another session's lock.
+#: A bookie that stops waits for it.
 _RELEASE_TIMEOUT_MS: Final = 5_000
 #: Number of ledgers that a log message names.
 _NAMED: Final = 10
@@ -71,6 +71,9 @@ class LedgerCollection:
         self._storage = storage
         self._reads = reads
         self._locks = UnderReplicationStore(reads.store.zk, reads.root)
+        #: The znode that ends together with the locks of this session. Without it, a lock that was released after the
+        #: session's end would be a worker's.
+        self._proof = ""
         self._run_blocking = run_blocking
         self._stop = stop
         self.deleted = CollectionBrake("deleted", limits)
@@ -131,7 +134,7 @@ class LedgerCollection:
             case SyncMetadata():
                 await self._run_blocking(self._reads.begin)
             case PrepareLocks():
-                await self._run_blocking(self._locks.prepare)
+                await self._run_blocking(self._prepare_locks)
             case ListRange(ledger_ids):
                 return await self._run_blocking(self._reads.unlisted, ledger_ids)
             case ReadLedgers(ledger_ids):
@@ -141,7 +144,7 @@ class LedgerCollection:
             case ReadLocked(ledger_id):
                 return await self._run_blocking(self._reads.locked_ledger, ledger_id)
             case TakeLock(ledger_id):
-                return await self._run_blocking(functools.partial(self._locks.lock, ledger_id, proof=None))
+                return await self._run_blocking(functools.partial(self._locks.lock, ledger_id, proof=self._proof))
             case ReleaseLock(ledger_id):
                 await self._release(functools.partial(self._locks.release, ledger_id))
             case MarkLedgers(ledger_ids):
@@ -154,6 +157,11 @@ class LedgerCollection:
             case SyncDeletions():
                 await self._storage.sync_deletions()
         return None
+
+    def _prepare_locks(self) -> None:
+        self._locks.prepare()
+        if not self._proof or self._locks.zk.get_latest(self._proof) is None:
+            self._proof = self._locks.begin_worker(f"garbage collection of {self._reads.identity.bookie_id}")
 
     async def _release(self, release: Callable[[], None]) -> None:
         """A lock that stays keeps replication from its ledger for as long as the session lasts."""

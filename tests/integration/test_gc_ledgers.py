@@ -385,7 +385,7 @@ async def test_a_lock_that_could_not_be_given_back_is_given_back_later(
     transaction = zk.transaction
 
     def away(operations: Sequence[TransactionOp]) -> object:
-        if isinstance(operations[0], DeleteOp):
+        if isinstance(operations[-1], DeleteOp):
             raise MetadataUnavailableError("not now")
         return transaction(operations)
 

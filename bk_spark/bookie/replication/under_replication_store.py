@@ -116,7 +116,7 @@ class UnderReplicationStore(LedgerMarks):
                     return path
         raise MetadataUnavailableError(f"no worker could be registered below {self.paths.workers}")
 
-    def lock(self, ledger_id: int, *, proof: str | None) -> bool:
+    def lock(self, ledger_id: int, *, proof: str) -> bool:
         """Take a ledger's lock. Return False if another worker, a bookie's garbage collection or a tool holds it.
 
         Parameters
@@ -124,8 +124,7 @@ class UnderReplicationStore(LedgerMarks):
         ledger_id
             The ledger. Whether it is marked is not checked.
         proof
-            The path from :meth:`begin_worker`. The lock and the proof end together. None for a caller that changes no
-            metadata.
+            The path from :meth:`begin_worker`. The lock and the proof end together.
 
         Raises
         ------
@@ -159,8 +158,7 @@ class UnderReplicationStore(LedgerMarks):
         """Give back a ledger's lock, if this session holds it. Safe to repeat.
 
         The proof of :meth:`lock` is checked in the transaction that deletes the lock. So another worker, who took the
-        lock after this session's end, keeps it. A caller that gave no proof must bound this call
-        (:meth:`ZooKeeper.within`) by less than its session's timeout.
+        lock after this session's end, keeps it.
 
         Raises MetadataUnavailableError if ZooKeeper does not answer. :meth:`release_unwanted` tries again.
         """

@@ -37,7 +37,7 @@ MANAGER = LedgerManager.HIERARCHICAL
 #: One range that is listed, one whose ledgers are read.
 LEDGERS = [*range(1, 25), *range(10_001, 10_005)]
 _PATHS = {ledger_id: MANAGER.ledger_path(ROOT, ledger_id) for ledger_id in LEDGERS}
-_LOCKS = f"{ROOT}/underreplication/locks/urL"
+LOCKS = f"{ROOT}/underreplication/locks/urL"
 #: Added to a worker's session, it is the number of an entry that the worker copied.
 _COPIED = 1_000_000
 _T = TypeVar("_T")
@@ -240,11 +240,11 @@ class World:
 
     def end_session(self) -> None:
         """End the bookie's session; a worker that waits for one of its locks takes it."""
-        held = self.zk.locks_of(self.own)
+        held = [path for path in self.zk.ephemerals_in(self.own) if path.startswith(LOCKS)]
         self.zk.renew()
         self.tell("the bookie's session ends", "sessions")
         for path in held:
-            self.begin_copy(int(path.removeprefix(_LOCKS)))
+            self.begin_copy(int(path.removeprefix(LOCKS)))
 
     def make(self, ledger_id: int) -> None:
         """A client creates a ledger under this id (again) and writes to it."""
@@ -294,7 +294,7 @@ class World:
             self.own.expire(session)
 
     def begin_copy(self, ledger_id: int) -> None:
-        metadata, lock = self.metadata(ledger_id), f"{_LOCKS}{ledger_id:010d}"
+        metadata, lock = self.metadata(ledger_id), f"{LOCKS}{ledger_id:010d}"
         if (
             self.kept is not None
             or metadata is None

@@ -59,7 +59,7 @@ class CollectorSession(ModelSession):
         self.zk = ensemble or self.zk
         self._begin_again()
 
-    def locks_of(self, ensemble: Ensemble) -> tuple[str, ...]:
+    def ephemerals_in(self, ensemble: Ensemble) -> tuple[str, ...]:
         """The znodes in ``ensemble`` that end with this session."""
         return ensemble.ephemerals(self.session_id) if self.zk is ensemble else ()
 
