@@ -36,18 +36,19 @@ def test_alerts_are_those_that_the_runbook_names() -> None:
     unnamed = set(rules)
     for row in what_to_watch():
         name, level, _, sections = (cell.strip() for cell in row.strip("|").split("|"))
-        metric = name.strip("`")
-        found = {
-            alert: rule
-            for alert, rule in rules.items()
-            if any(re.fullmatch(pattern, metric) for pattern in asked_metrics(rule["expr"]))
-        }
-        assert found, metric
-        unnamed -= found.keys()
-        assert {rule["labels"]["severity"] for rule in found.values()} == set(re.findall("page|warning", level)), metric
-        for rule in found.values():
-            anchor = rule["annotations"]["runbook_url"].removeprefix(_RUNBOOK)
-            assert f"(#{anchor})" in sections or anchor == "what-to-watch", (metric, anchor)
+        for metric in re.findall("`([^`]+)`", name):
+            found = {
+                alert: rule
+                for alert, rule in rules.items()
+                if any(re.fullmatch(pattern, metric) for pattern in asked_metrics(rule["expr"]))
+            }
+            assert found, metric
+            unnamed -= found.keys()
+            severities = {rule["labels"]["severity"] for rule in found.values()}
+            assert severities == set(re.findall("page|warning", level)), metric
+            for rule in found.values():
+                anchor = rule["annotations"]["runbook_url"].removeprefix(_RUNBOOK)
+                assert f"(#{anchor})" in sections or anchor == "what-to-watch", (metric, anchor)
     # The text below the table has the usage of disks, whose metric is named after the directory.
     assert unnamed == {"DiskFills", "DiskAlmostFull"}
 
