@@ -1,8 +1,8 @@
 """Measures what grows at 1, 10 and 100 times a size, and how time and memory grow with it.
 
-For each subject: seconds, processor seconds and peak memory of the process that does the work, and the exponent
-between the sizes: 1 means that time grows as the size does. The last exponent counts, because constant costs matter
-least there. ``over`` lists the figures whose last exponent is above 1.1.
+For each subject: seconds, processor seconds (and those of Python's garbage collector among them) and peak memory of the
+process that does the work, and the exponent between the sizes: 1 means that time grows as the size does. The last
+exponent counts, because constant costs matter least there. ``over`` lists the figures whose last exponent is above 1.1.
 
 Subjects: a list of segments (open a log, plan to read all of it), ledgers of a bookie (its start, a collection), open
 ledgers (create, append to each, close), logs (start a query over a pattern, ``latestOffset``), tasks of a commit, and
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
 
-from benchmarks.growth_worker import LOGS_ROOT, create_ledgers, write_metadata
+from benchmarks.growth_worker import LOGS_ROOT, Taken, create_ledgers, write_metadata
 from benchmarks.long_logs import make_log, read_in_fresh_process
 from benchmarks.processes import cpu_seconds, peak_resident_mib
 from benchmarks.report import figure
@@ -44,8 +44,7 @@ _LEAST_S: Final = 0.01
 _START_TIMEOUT_MS: Final = 300_000
 _HTTP_TIMEOUT_S: Final = 60
 
-#: Seconds, processor seconds and MiB, by figure.
-Measured = dict[str, tuple[float, float, float]]
+Measured = dict[str, Taken]
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -73,22 +72,36 @@ def _tell(subject: str, measure: Callable[[LocalCluster, int], Measured], smalle
     over = []
     for name in found[0][1]:
         for size, measured in found:
-            seconds, cpu, mib = measured[name]
-            figure(NAME, f"{subject}.{name}", seconds, "s", size=size, cpu_s=round(cpu, 3), peak_mib=round(mib, 1))
+            taken = measured[name]
+            figure(
+                NAME,
+                f"{subject}.{name}",
+                taken.seconds,
+                "s",
+                size=size,
+                cpu_s=round(taken.cpu_s, 3),
+                collector_s=round(taken.collector_s, 3),
+                peak_mib=round(taken.peak_mib, 1),
+            )
         steps = [(smaller[1][name], larger[1][name]) for smaller, larger in pairwise(found)]
-        exponents = [round(math.log10(max(more[0], _LEAST_S) / max(less[0], _LEAST_S)), 2) for less, more in steps]
+        exponents = [_exponent(less.seconds, more.seconds) for less, more in steps]
         figure(
             NAME,
             f"{subject}.{name}.exponent",
             exponents[-1],
             "exponent",
             before=exponents[0],
-            more_mib=[round(more[2] - less[2], 1) for less, more in steps],
+            cpu=[_exponent(less.cpu_s, more.cpu_s) for less, more in steps],
+            more_mib=[round(more.peak_mib - less.peak_mib, 1) for less, more in steps],
             limit=_EXPONENT_LIMIT,
         )
         if exponents[-1] > _EXPONENT_LIMIT:
             over.append(f"{subject}.{name}")
     return over
+
+
+def _exponent(less_s: float, more_s: float) -> float:
+    return round(math.log10(max(more_s, _LEAST_S) / max(less_s, _LEAST_S)), 2)
 
 
 def _in_fresh_process(what: str, uri: str, size: int) -> Measured:
@@ -97,7 +110,7 @@ def _in_fresh_process(what: str, uri: str, size: int) -> Measured:
     done = subprocess.run(command, capture_output=True, text=True, timeout=1_800, check=False)
     if done.returncode:
         raise RuntimeError(f"{what} of {size} failed:\n{done.stderr}")
-    return {name: tuple(values) for name, values in json.loads(done.stdout.splitlines()[-1]).items()}
+    return {name: Taken(*values) for name, values in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
 def _segments(cluster: LocalCluster, size: int) -> Measured:
@@ -106,7 +119,7 @@ def _segments(cluster: LocalCluster, size: int) -> Measured:
     read = read_in_fresh_process(cluster.metadata_service_uri, LOGS_ROOT, "long", everything=True)
     begun = read.seconds["imports"]
     cpu = read.cpu_seconds["plan"] - read.cpu_seconds["imports"]
-    return {"plan": (read.seconds["plan"] - begun, cpu, read.peak_mib["plan"])}
+    return {"plan": Taken(read.seconds["plan"] - begun, cpu, read.peak_mib["plan"])}
 
 
 def _ledgers_of_a_bookie(cluster: LocalCluster, size: int) -> Measured:
@@ -125,14 +138,14 @@ def _ledgers_of_a_bookie(cluster: LocalCluster, size: int) -> Measured:
     bookie.start()
     bookie.wait_registered(_START_TIMEOUT_MS)
     assert bookie.pid is not None
-    start = (time.perf_counter() - began, cpu_seconds(bookie.pid), peak_resident_mib(bookie.pid))
+    start = Taken(time.perf_counter() - began, cpu_seconds(bookie.pid), peak_resident_mib(bookie.pid))
     began, cpu = time.perf_counter(), cpu_seconds(bookie.pid)
     url = f"http://127.0.0.1:{port}/api/v1/bookie/gc"
     asked = Request(url, headers={"Authorization": f"Bearer {token.read_text().strip()}"}, method="PUT")
     urlopen(asked, timeout=_HTTP_TIMEOUT_S).close()
     while "true" in urlopen(url, timeout=_HTTP_TIMEOUT_S).read().decode():
         time.sleep(0.01)
-    collection = (time.perf_counter() - began, cpu_seconds(bookie.pid) - cpu, peak_resident_mib(bookie.pid))
+    collection = Taken(time.perf_counter() - began, cpu_seconds(bookie.pid) - cpu, peak_resident_mib(bookie.pid))
     return {"start": start, "collection": collection}
 
 

@@ -1,18 +1,19 @@
 """The work of ``growth`` in a fresh process: ``python -m benchmarks.growth_worker WHAT URI SIZE``.
 
-Prints one JSON object: for each figure the seconds, processor seconds and peak memory in MiB.
+Prints one JSON object: for each figure what :class:`Taken` has, in its order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from benchmarks.processes import peak_resident_mib
 from bk_spark.bookie.blocking import BlockingClient
@@ -38,14 +39,46 @@ _PAUSE_S: Final = 1.1
 _A = TypeVar("_A")
 _T = TypeVar("_T")
 
-_measured: dict[str, tuple[float, float, float]] = {}
+
+class Taken(NamedTuple):
+    """What a piece of work has taken of the process that did it."""
+
+    seconds: float
+    cpu_s: float
+    peak_mib: float
+    #: Processor seconds, among the others, in which Python searched for garbage.
+    collector_s: float = 0.0
+
+
+class _Collector:
+    """Adds up the processor time of Python's garbage collector."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self._began = 0.0
+        gc.callbacks.append(self._on_phase)
+
+    def _on_phase(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self.cpu_s += time.thread_time() - self._began
+
+
+_collector = _Collector()
+_measured: dict[str, Taken] = {}
 
 
 @contextmanager
 def _measure(name: str) -> Iterator[None]:
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu, collected = time.perf_counter(), time.process_time(), _collector.cpu_s
     yield
-    _measured[name] = (time.perf_counter() - began, time.process_time() - cpu, peak_resident_mib(os.getpid()))
+    _measured[name] = Taken(
+        time.perf_counter() - began,
+        time.process_time() - cpu,
+        peak_resident_mib(os.getpid()),
+        _collector.cpu_s - collected,
+    )
 
 
 async def side_by_side(items: Sequence[_A], work: Callable[[_A], Awaitable[_T]]) -> list[_T]:
@@ -116,7 +149,7 @@ def logs(uri: str, size: int) -> None:
         planner = LogStreamPlanner(options, RAW_SCHEMA)
         offset = planner.initial()
     assert len(offset.positions) == size
-    took: list[tuple[float, float, float]] = []
+    took: list[Taken] = []
     for _ in range(_ROUNDS):
         time.sleep(_PAUSE_S)
         with _measure("latest_offset"):

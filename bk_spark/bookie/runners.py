@@ -94,7 +94,8 @@ class AsyncRunner(Generic[A, E, R]):
         #: The tasks of actions that can be cancelled, by request id.
         self._requests: dict[Hashable, asyncio.Task[None]] = {}
         self._timers: dict[Hashable, asyncio.TimerHandle] = {}
-        self._ended = asyncio.Event()
+        #: Exists while somebody waits for the end: most machines of an open ledger are never waited for.
+        self._ended: asyncio.Event | None = None
         self._running = False
 
     def handle(self, event: E) -> None:
@@ -114,13 +115,16 @@ class AsyncRunner(Generic[A, E, R]):
         finally:
             self._running = False
         if self.machine.outcome is not None:
-            self._ended.set()
+            if self._ended is not None:
+                self._ended.set()
             self._stop_timers()
         self._on_progress()
 
     async def result(self) -> R:
         """Wait for the machine's end. Raises the machine's error."""
-        await self._ended.wait()
+        if self.machine.outcome is None:
+            self._ended = self._ended or asyncio.Event()
+            await self._ended.wait()
         assert self.machine.outcome is not None
         return _result(self.machine.outcome)
 

@@ -152,6 +152,8 @@ def open_named(options: SourceOptions, names: Sequence[str]) -> dict[str, Log]:
 def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructType | None) -> None:
     """Raise InvalidArgumentError if ``logs``, at least one, cannot be read together with these options."""
     first = next(iter(logs.values()))
+    #: Schemas that were compared. Many logs have the same one.
+    compared: set[str | None] = set()
     for log in logs.values():
         settings = log.settings
         if options.entry_format not in (None, settings.entry_format):
@@ -163,6 +165,9 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
                 f"log {first.name} has entryFormat {first.settings.entry_format.value} and log {log.name} "
                 f"{settings.entry_format.value}: read them apart"
             )
+        if settings.schema_json in compared:
+            continue
+        compared.add(settings.schema_json)
         if schema is not None:
             check_log_schema(schema, log)
         elif settings.entry_format is EntryFormat.ARROW and log is not first:

@@ -197,7 +197,8 @@ class EnsembleConnections:
         self._connections: dict[str, LedgerConnection] = {}
         #: Frames that wait for a connection being made, by bookie.
         self._waiting: dict[str, list[memoryview]] = {}
-        self._settled = asyncio.Event()
+        #: Exists while somebody waits until no connection is being made.
+        self._settled: asyncio.Event | None = None
         #: What the last bookie said with which TLS or a login failed.
         self.refusal: str | None = None
 
@@ -208,12 +209,12 @@ class EnsembleConnections:
     async def connected(self) -> None:
         """Wait until no connection is being made."""
         while self._waiting:
+            self._settled = self._settled or asyncio.Event()
             await self._settled.wait()
 
     def expect(self, bookie_id: str) -> None:
         """Announce a :meth:`connect`. Adds sent from now on wait for it."""
         self._waiting.setdefault(bookie_id, [])
-        self._settled.clear()
 
     async def connect(self, bookie_id: str, *, probe: bool = False) -> bool:
         """Connect within the timeout, and send the adds that wait. With ``probe`` the bookie must also answer a read.
@@ -230,8 +231,9 @@ class EnsembleConnections:
             return True
         finally:
             del self._waiting[bookie_id]
-            if not self._waiting:
+            if not self._waiting and self._settled is not None:
                 self._settled.set()
+                self._settled = None
 
     async def _attempt(self, bookie_id: str, *, probe: bool) -> LedgerConnection | None:
         try:

@@ -300,9 +300,11 @@ class Sources:
 
     def _take_in(self, names: list[str]) -> None:
         # A log that is left out was just deleted, or is being deleted.
-        for name, log in open_named(self._options, names).items():
-            first = next(iter(self._logs.items()), (name, log))
-            check_alike(self._options, dict([first, (name, log)]), self._schema)
+        found = open_named(self._options, names)
+        if not found:
+            return
+        check_alike(self._options, dict([*islice(self._logs.items(), 1), *found.items()]), self._schema)
+        for log in found.values():
             self._follow(log)
 
     def _follow(self, log: Log) -> None:

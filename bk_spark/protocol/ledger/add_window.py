@@ -31,6 +31,8 @@ FIRST_PAUSE_MS: Final = 20.0
 LAST_PAUSE_MS: Final = 1_000.0
 #: Bits of an entry at a bookie: it holds it; it was sent it and has not confirmed it; it refused it and still owes it.
 _HELD, _OWED, _REFUSED = 1, 2, 4
+#: Rows of a ledger that has taken few entries, of which a process may have thousands, and of one that takes more.
+_FIRST_ROWS: Final = 16
 _MIN_ROWS: Final = 256
 #: Up to this many entries, numpy's fixed costs exceed the work.
 _FEW: Final = 4
@@ -225,10 +227,10 @@ class PendingAdds:
         self._chunks: deque[AddFrames] = deque()
         #: Rows in use are ``_start`` up to ``_end`` of the arrays.
         self._start = self._end = 0
-        self._states = np.zeros((_MIN_ROWS, quorum.ensemble_size), np.uint8)
-        self._held = np.zeros(_MIN_ROWS, np.int16)
-        self._owed = np.zeros(_MIN_ROWS, np.int16)
-        self._lengths = np.zeros(_MIN_ROWS, np.int64)
+        self._states = np.zeros((_FIRST_ROWS, quorum.ensemble_size), np.uint8)
+        self._held = np.zeros(_FIRST_ROWS, np.int16)
+        self._owed = np.zeros(_FIRST_ROWS, np.int16)
+        self._lengths = np.zeros(_FIRST_ROWS, np.int64)
         #: The number of entries that each index owes.
         self._owed_by = [0] * quorum.ensemble_size
 
