@@ -215,7 +215,8 @@ class TestAppendingColumns:
             ),
             (
                 [("id", IntegerType())],
-                "column id is int here and bigint in log x: cast it, or set the option mergeSchema to true",
+                "column id is int here and bigint in log x: cast it, or set the option mergeSchema (merge_schema "
+                "of Log.write) to true",
             ),
             ([("id", TEXT)], "column id is string here and bigint in log x: cast it"),
             ([("id", LONG), ("id", LONG)], "2 columns named id"),

@@ -13,6 +13,8 @@ VALUE: Final = "value"
 _LONG: Final = Atomic("long")
 _BINARY: Final = Atomic("binary")
 _STRING: Final = Atomic("string")
+#: The way out where a merge of schemas would do.
+_MERGE: Final = "set the option mergeSchema (merge_schema of Log.write) to true"
 #: Columns that describe an entry rather than its content.
 METADATA_COLUMNS: Final = (
     Column("log", _STRING),
@@ -190,7 +192,7 @@ def check_same_columns(written: Schema, stored: Schema, log: str, names: Names =
     for one in written.fields:
         fixed = _named(stored, one.name, names)
         if fixed is None:
-            raise _no_such_column(one.name, stored, log, ", or set the option mergeSchema to true, which adds it")
+            raise _no_such_column(one.name, stored, log, f", or {_MERGE}, which adds it")
         if not same_type(fixed.type, one.type):
             raise InvalidArgumentError(
                 f"column {one.name} is {one.type.simple} here and {fixed.type.simple} in log {log}: cast it"
@@ -207,8 +209,8 @@ def _merge_remedy(stored: Column, written: Column, names: Names) -> str:
     except CannotWidenError:
         return ""
     if both is own:
-        return ", or set the option mergeSchema to true"
-    return f", or set the option mergeSchema to true, which makes it {type_text(both)} in the log"
+        return f", or {_MERGE}"
+    return f", or {_MERGE}, which makes it {type_text(both)} in the log"
 
 
 def check_same_schema(one: Schema, name: str, other: Schema, other_name: str, kind: str = "log") -> None:

@@ -161,7 +161,7 @@ def dropped(path: str, json_type: JsonType, log: str) -> InvalidArgumentError:
     """Return the error for rows that lack a column."""
     text = type_text(json_type)
     return InvalidArgumentError(
-        f"column {path} of log {log} is missing from the data; mergeSchema adds columns, and never drops or renames "
+        f"column {path} of log {log} is missing from the data; a merge adds columns, and never drops or renames "
         f"one: add it, for example as a null (CAST(NULL AS {text})), give a renamed column its old name, or write to a "
         "new log"
     )

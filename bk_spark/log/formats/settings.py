@@ -192,7 +192,7 @@ class LogSettings:
         if self.schemas is None:
             raise InvalidArgumentError(
                 f"log {log_name} has entryFormat {self.entry_format.value}, and only the schema of an arrow log grows: "
-                "leave the option mergeSchema out"
+                "leave the option mergeSchema (merge_schema of Log.write) out"
             )
         schemas = self.schemas.grown(schema_json, time_ms, names, log_name)
         if schemas is self.schemas:
