@@ -30,8 +30,9 @@ def workspace() -> Path:
 
 def spark_session(directory: Path) -> SparkSession:
     """Spark as a reader would start it on one machine, but that its files and its log are in ``directory``."""
-    # Tasks run in the Python that runs this.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Tasks run in the Python that runs this. Tests give one that starts them sooner.
+    python = os.environ.get("NOTEBOOK_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = (
         SparkSession.builder.master("local[2]")

@@ -1,7 +1,8 @@
 """A streaming query as a process of its own, which tests suspend and kill: run as a script.
 
-Takes a JSON object as its argument. Prints ``{"batch": n}`` as batches are committed, and ``{"error": text}`` where the
-query fails, a line each; ends when batch ``last_batch`` is committed, or the query has failed.
+Takes a JSON object as its argument. Prints ``{"batch": n}`` for the newest batch that is committed, and
+``{"error": text}`` where the query fails, a line each; ends when batch ``last_batch`` is committed, or the query has
+failed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.servers import spark_session
-from tests.support.streams import numbers, sink
+from tests.support.streams import newest_batch, numbers, sink
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _POLL_S = 0.05
@@ -55,10 +56,10 @@ def main() -> None:
         if failure is not None:
             print(json.dumps({"error": str(failure)}), flush=True)
             break
-        for progress in query.recentProgress:
-            if progress["batchId"] > told:
-                told = progress["batchId"]
-                print(json.dumps({"batch": told, "run": str(query.runId)}), flush=True)
+        newest = newest_batch(query)
+        if newest > told:
+            told = newest
+            print(json.dumps({"batch": told, "run": str(query.runId)}), flush=True)
         time.sleep(_POLL_S)
     query.stop()
     spark.stop()

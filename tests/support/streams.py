@@ -32,6 +32,13 @@ def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
         query.stop()
 
 
+def newest_batch(query: StreamingQuery) -> int:
+    """The newest batch of which there is progress; -1 for none. To ask for all progress that Spark has kept takes a
+    core, again and again."""
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
 def wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
     """Wait until the query has committed ``batch_id``. Raises the query's error if it failed."""
 
@@ -40,7 +47,7 @@ def wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
         if failure is not None:
             raise failure
         assert query.isActive, "the query ended"
-        return any(progress["batchId"] >= batch_id for progress in query.recentProgress)
+        return newest_batch(query) >= batch_id
 
     wait_until(reached, f"batch {batch_id}")
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from tests.support.servers import spark_session
-from tests.support.streams import numbers, sink
+from tests.support.streams import newest_batch, numbers, sink
 
 _POLL_S = 0.05
 
@@ -101,8 +101,7 @@ def _wait(query: StreamingQuery, settings: QuerySettings) -> None:
         query.awaitTermination()
         return
     while query.isActive:
-        progress = query.lastProgress
-        if progress is not None and progress["batchId"] >= settings.batches - 1:
+        if newest_batch(query) >= settings.batches - 1:
             return
         time.sleep(_POLL_S)
     query.awaitTermination()
