@@ -67,6 +67,8 @@ _QUICK_SETTINGS: Final = {
     "minorCompactionInterval": "2",
     "majorCompactionInterval": "4",
 }
+#: A quick run on a busy machine goes on until a log is removed, but not for ever.
+_QUICK_PATIENCE_S: Final = 120.0
 _SAMPLE_S: Final = 1.0
 _FOLLOW_WAIT_MS: Final = 5_000
 _MOST_ENTRY_BYTES: Final = 64 * 1024
@@ -132,7 +134,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rate", type=float, default=6.0, help="MB of payload added a second")
     parser.add_argument("--memory-growth", type=float, default=16.0, help="MiB")
     parser.add_argument("--handle-growth", type=float, default=16.0, help="files, or threads")
-    parser.add_argument("--quick", action="store_true", help="6 seconds, no bounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="6 seconds or until a log is removed, without bounds")
     parser.add_argument("--directory", help="where the servers' files go")
     options = parser.parse_args(arguments)
     seconds = 6.0 if options.quick else options.minutes * 60
@@ -143,7 +145,8 @@ def main(arguments: list[str]) -> None:
     ):
         bookie = cluster.bookies[0]
         live_bytes = _QUICK_LIVE_BYTES if options.quick else _LIVE_BYTES
-        soak = _Soak(cluster.metadata_service_uri, bookie, seconds, options.rate * 1e6, live_bytes)
+        patience_s = _QUICK_PATIENCE_S if options.quick else 0.0
+        soak = _Soak(cluster.metadata_service_uri, bookie, seconds, options.rate * 1e6, live_bytes, patience_s)
         asyncio.run(soak.run())
         peak_mib = peak_resident_mib(bookie.pid)
         ended = bookie.terminate() and bookie.exit_code == 0
@@ -160,10 +163,20 @@ def main(arguments: list[str]) -> None:
 
 
 class _Soak:
-    def __init__(self, uri: str, bookie: LocalBookie, seconds: float, bytes_per_second: float, live_bytes: int) -> None:
+    def __init__(
+        self,
+        uri: str,
+        bookie: LocalBookie,
+        seconds: float,
+        bytes_per_second: float,
+        live_bytes: int,
+        patience_s: float,
+    ) -> None:
         self._uri = uri
         self._bookie = bookie
         self._seconds = seconds
+        #: So long it goes on without a removed log.
+        self._patience_s = patience_s
         self._bytes_per_second = bytes_per_second
         self._live_bytes = live_bytes
         self._random = random.Random(7)
@@ -190,7 +203,8 @@ class _Soak:
             await self._check_all(client)
 
     def _over(self) -> bool:
-        return self._elapsed() > self._seconds
+        elapsed = self._elapsed()
+        return elapsed > self._seconds and (elapsed > self._patience_s or self.removed_logs > 0)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started

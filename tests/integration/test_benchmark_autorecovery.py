@@ -11,20 +11,14 @@ from typing import Any
 import pytest
 
 from benchmarks import autorecovery
-from bookie_server.local import LocalCluster
-from tests.support.nursery import QuickGroup
+from tests.support.nursery import OrderlyCluster, QuickGroup
 
 
-class _Cluster(LocalCluster):
-    """Starts quickly, and stops in order: its files are used again."""
-
-    _group_class = QuickGroup
-
-
+@pytest.mark.turns(3)
 def test_a_lost_bookie_costs_the_bytes_of_its_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.lost_bookie.LocalCluster", _Cluster)
+    monkeypatch.setattr("benchmarks.lost_bookie.LocalCluster", OrderlyCluster)
     monkeypatch.setattr(autorecovery, "GuardedProcessGroup", QuickGroup)
     autorecovery.main(["--quick", "--cases", "many", "--daemons", "ours", "--directory", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()

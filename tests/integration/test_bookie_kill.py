@@ -97,7 +97,7 @@ def test_kill_loses_nothing_that_was_answered(bookie: BookieProcess) -> None:
             assert writer.progress.wait(60)
             writer.progress.clear()
         # Somewhere within the next groups: not awaited, for the moment of the kill should be any.
-        threading.Event().wait(generator.random() * 0.5)
+        threading.Event().wait(generator.random() * 0.2)
         bookie.crash()
         for thread in threads:
             thread.join()

@@ -70,6 +70,7 @@ def close(writer: BlockingWriter) -> None:
             assert time.monotonic() < deadline
 
 
+@pytest.mark.turns(2)
 def test_a_bookie_is_down_and_then_lost(tmp_path: Path) -> None:
     with RunbookCluster(tmp_path, bookies=4, spare=1) as cluster:
         ledger_ids = write_ledgers(cluster.uri, *QUORUMS)
@@ -101,6 +102,7 @@ def test_a_bookie_is_down_and_then_lost(tmp_path: Path) -> None:
         assert check_every_copy(cluster.uri, [*ledger_ids, *more]) == COPIES + 2 * ENTRIES * 2
 
 
+@pytest.mark.turns(2)
 def test_disks_fail_and_bookies_are_exchanged(tmp_path: Path) -> None:
     with RunbookCluster(tmp_path, bookies=4, spare=1) as cluster:
         ledger_ids = write_ledgers(cluster.uri, *QUORUMS)
@@ -129,6 +131,7 @@ def test_disks_fail_and_bookies_are_exchanged(tmp_path: Path) -> None:
         assert not gone & set(re.findall(r"[\d.]+:\d+", cluster.bkctl("bookies")))
 
 
+@pytest.mark.turns(2)
 def test_all_bookies_are_restarted_under_a_writer(tmp_path: Path) -> None:
     blocks = PROCEDURES["Restart all bookies"]
     with RunbookCluster(tmp_path, bookies=4) as cluster:
@@ -164,6 +167,7 @@ def test_all_bookies_are_restarted_under_a_writer(tmp_path: Path) -> None:
         assert [cluster.metadata(each) for each in ledger_ids] == before
 
 
+@pytest.mark.turns(2)
 def test_zookeeper_loses_its_quorum_and_then_its_disks(tmp_path: Path) -> None:
     config = ClientConfig(metadata_timeout_ms=3_000, connect_timeout_ms=3_000, zk_session_timeout_ms=60_000)
     with RunbookCluster(tmp_path, bookies=3, zookeepers=3) as cluster:
@@ -198,6 +202,7 @@ def test_zookeeper_loses_its_quorum_and_then_its_disks(tmp_path: Path) -> None:
         assert check_every_copy(cluster.uri, more) == COPIES
 
 
+@pytest.mark.turns(2)
 def test_the_metadata_are_restored_from_an_older_backup(tmp_path: Path) -> None:
     with RunbookCluster(tmp_path, bookies=3, spare=1) as cluster:
         ledger_ids = write_ledgers(cluster.uri, *QUORUMS)

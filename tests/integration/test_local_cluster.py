@@ -17,12 +17,13 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
+from tests.support.nursery import OrderlyCluster
 from tests.support.processes import listening_addresses, wait_until_ended
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
 
 def _cluster(directory: Path, bookies: int | None = 0, zookeepers: int | None = None, **more: int) -> LocalCluster:
-    return LocalCluster(
+    return OrderlyCluster(
         directory,
         bookies,
         zookeepers,

@@ -29,6 +29,7 @@ def client(metadata_service_uri: str) -> Iterator[BlockingClient]:
         yield running
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_million_segments_are_opened_and_planned_in_no_time(
     client: BlockingClient, metadata_service_uri: str, fresh_root: str, indexed: bool

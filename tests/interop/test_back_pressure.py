@@ -17,7 +17,7 @@ from bookie_server.local import LocalCluster
 from tests.interop.apache import ApacheBookies
 from tests.interop.java_client import JavaClient
 
-COUNT = 30_000
+COUNT = 10_000
 
 
 @pytest.fixture

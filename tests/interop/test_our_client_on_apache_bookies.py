@@ -54,7 +54,7 @@ def client(running: ApacheBookies) -> Iterator[BlockingClient]:
 def test_many_small_reads_do_not_lock_the_bookies_up(running: ApacheBookies) -> None:
     """A bookie of 4.18.0 that has more reads under way than its maxReadsInProgressLimit, 10,000, serves nobody any
     more. Of a ledger with one bookie all single reads go there."""
-    count = 40_000
+    count = 20_000
     with BlockingClient(running.metadata_service_uri, ClientConfig(batch_read_enabled=False)) as client:
         writer = client.create(quorum=Quorum(1, 1, 1), password=PASSWORD)
         writer.append_many([b"%d" % number for number in range(count)])

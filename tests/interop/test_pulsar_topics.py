@@ -27,6 +27,9 @@ from tests.interop.pulsar.broker import PulsarBroker, PulsarProcess, message
 from tests.support.nursery import QuickCluster
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 
+#: Their common start is long.
+pytestmark = pytest.mark.turns(2, together=True)
+
 NAMESPACE: Final = "interop/topics"
 _TIMEOUT_S: Final = 120.0
 _EPOCH: Final = datetime.datetime(1970, 1, 1)

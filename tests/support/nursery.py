@@ -69,10 +69,14 @@ class QuickGroup(GuardedProcessGroup):
         return super()._popen(command, **how)
 
 
-class QuickCluster(LocalCluster):
-    """A local cluster whose servers start quickly, and are killed in the end: nobody needs what they have."""
+class OrderlyCluster(LocalCluster):
+    """A local cluster whose servers start quickly, and stop in order."""
 
     _group_class = QuickGroup
+
+
+class QuickCluster(OrderlyCluster):
+    """One whose servers are killed in the end: nobody needs what they have."""
 
     def stop(self) -> None:
         for server in (*self.bookies, *self.zookeepers):

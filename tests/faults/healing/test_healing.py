@@ -25,7 +25,7 @@ _LEAST_HITS = 2
 _SEEDS = ([4], [19])
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("chosen", [wanted("HEAL_SEEDS")] if wanted("HEAL_SEEDS") else _SEEDS, ids=str)
 def test_every_entry_has_its_write_quorum_again(chosen: list[int], tmp_path: Path) -> None:
