@@ -36,6 +36,8 @@ _GRANTED = bytes.fromhex("0000000d0a060803100918011000d20600")
 _FIRST_V3 = bytes.fromhex("000000130a06080310051802b206080a047361736c1200")
 _FIRST_V2 = bytes.fromhex("0000000c020300000a047361736c1200")
 _DISABLED_V3 = bytes.fromhex("000000230a060803100518021000b206160a12417574684469") + b"sabledPlugin\x12\x00"
+#: The version in a certificate (RFC 5280, 4.1).
+_VERSION = bytes.fromhex("a003020102")
 _INFO = v3(pb.GET_BOOKIE_INFO, 2, getBookieInfoRequest=pb.GetBookieInfoRequest())
 
 
@@ -107,6 +109,9 @@ def test_roles_are_found_where_apaches_bookie_finds_them(units: tuple[str, ...],
     assert not roles().begin(Peer("here")).is_allowed
     assert not roles().begin(Peer("here", b"no certificate")).is_allowed
     assert names_in(b"no certificate") == ()
+    # The version of X.509 is 2 for the third one.
+    assert shown.count(_VERSION) == 1
+    assert names_in(shown.replace(_VERSION, _VERSION[:-1] + b"\x03")) == ()
 
 
 def test_a_certificate_that_is_shown_again_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:

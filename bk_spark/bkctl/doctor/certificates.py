@@ -19,7 +19,7 @@ def certificates(config: ClientConfig) -> Finding:
 
     Of the trusted authorities one that is valid is enough: a file of them may keep old ones.
     """
-    from cryptography.x509 import load_pem_x509_certificates
+    from cryptography.x509 import InvalidVersion, load_pem_x509_certificates
 
     try:
         pem = ClientTls(config).pem()
@@ -27,7 +27,7 @@ def certificates(config: ClientConfig) -> Finding:
     except InvalidArgumentError as error:
         seen, _, remedy = error.message.partition("; ")
         return problem(_CHECK, seen, remedy or "correct the file of --client-conf")
-    except ValueError as error:
+    except (ValueError, InvalidVersion) as error:
         return problem(_CHECK, f"a certificate cannot be read ({error})", "make the files of --client-conf anew")
     now = datetime.datetime.now(datetime.UTC)
     ends = [("this client's", min(each.not_valid_after_utc for each in chain))] if chain else []

@@ -42,5 +42,5 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
 def _subject(certificate: bytes) -> x509.Name | None:
     try:
         return x509.load_der_x509_certificate(certificate).subject
-    except ValueError:  # OpenSSL takes some that this reader does not
+    except (ValueError, x509.InvalidVersion):  # OpenSSL takes some that this reader does not
         return None
