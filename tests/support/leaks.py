@@ -38,7 +38,8 @@ class LeakWatch:
     """
 
     def __init__(self) -> None:
-        # What is there now is not searched for cycles: of ten thousand tests it takes longer than most tests.
+        # What is there now is not searched for cycles, here and later: of ten thousand tests it takes longer than most
+        # tests.
         gc.freeze()
         self._threads = set(threading.enumerate())
         self._sockets = Counter(_sockets())
@@ -48,7 +49,6 @@ class LeakWatch:
 
     def end(self) -> None:
         logging.getLogger("asyncio").removeHandler(self._reports)
-        gc.unfreeze()
 
     def leaked(self, patience_s: float | None = None) -> list[str]:
         """One line per leak, after waiting ``PATIENCE_S`` or less for it to disappear; empty if there is none."""

@@ -59,3 +59,10 @@ def spread(items: Sequence[tuple[float, str, _T]], processes: int, first: Sequen
         ordered += quick[:missing]
         del quick[:missing]
     return ordered + quick
+
+
+def rotated(found: Sequence[_T], number: int, processes: int) -> list[_T]:
+    """Return the same in the order in which test process ``number`` (from 0) of ``processes`` takes them: each begins
+    with another part."""
+    at = len(found) * number // processes
+    return [*found[at:], *found[:at]]

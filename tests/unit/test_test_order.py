@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.support.order import expected_s, spread
+from tests.support.order import expected_s, rotated, spread
 
 _COUNTS = {"unit": 6000, "simulation": 300, "integration": 1000, "spark": 230, "interop": 450, "faults": 35}
 
@@ -48,3 +48,12 @@ def test_the_slow_tests_of_a_file_begin_in_one_process(seconds: float) -> None:
 def test_few_tests_are_all_run(seconds: list[float]) -> None:
     items = [(each, "file", number) for number, each in enumerate(seconds)]
     assert sorted(spread(items, 4)) == [*range(len(seconds))]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 230])
+def test_processes_begin_to_collect_in_different_parts(count: int) -> None:
+    found = [*range(count)]
+    taken = [rotated(found, number, 4) for number in range(4)]
+    assert all(sorted(each) == found for each in taken)
+    firsts = [each[: count // 4] for each in taken]
+    assert len({test for each in firsts for test in each}) == count // 4 * 4
