@@ -116,13 +116,15 @@ def _message_classes() -> tuple[Any, Any]:
             *((6, "partition_key", kinds.TYPE_STRING), (8, "compression", kinds.TYPE_INT32)),
             *((9, "uncompressed_size", kinds.TYPE_UINT32), (11, "num_messages_in_batch", kinds.TYPE_INT32)),
             *((12, "event_time", kinds.TYPE_UINT64), (16, "schema_version", kinds.TYPE_BYTES)),
-            (17, "partition_key_b64_encoded", kinds.TYPE_BOOL),
+            *((17, "partition_key_b64_encoded", kinds.TYPE_BOOL), (18, "ordering_key", kinds.TYPE_BYTES)),
+            (19, "deliver_at_time", kinds.TYPE_INT64),
         ],
         "Single": [
             *((1, "properties", kinds.TYPE_MESSAGE), (2, "partition_key", kinds.TYPE_STRING)),
             *((3, "payload_size", kinds.TYPE_INT32), (4, "compacted_out", kinds.TYPE_BOOL)),
             *((5, "event_time", kinds.TYPE_UINT64), (6, "partition_key_b64_encoded", kinds.TYPE_BOOL)),
-            *((8, "sequence_id", kinds.TYPE_UINT64), (9, "null_value", kinds.TYPE_BOOL)),
+            *((7, "ordering_key", kinds.TYPE_BYTES), (8, "sequence_id", kinds.TYPE_UINT64)),
+            (9, "null_value", kinds.TYPE_BOOL),
         ],
         "Pair": [(1, "key", kinds.TYPE_STRING), (2, "value", kinds.TYPE_STRING)],
     }
@@ -186,10 +188,12 @@ def _all(head: Any, one: Any, value: bytes, entry_id: int, index: int | None) ->
     value, key, published, event = _some(head, one, value, entry_id, index)
     count = head.num_messages_in_batch
     message_id = MessageIdData(7, entry_id, -1, -1 if index is None else index, count).to_bytes()
+    ordering_key = one.ordering_key if one.HasField("ordering_key") else None
+    deliver_at = head.deliver_at_time * 1000 if head.HasField("deliver_at_time") else None
     properties = [(pair.key, pair.value) for pair in one.properties]
     return (
         *(value, key, _TOPIC.full, message_id, published, event, properties, 7, entry_id, index, None),
-        *(one.sequence_id, head.producer_name, None, None, None),
+        *(one.sequence_id, head.producer_name, None, None, None, ordering_key, deliver_at, None),
     )
 
 

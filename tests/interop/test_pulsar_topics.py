@@ -11,6 +11,7 @@ import json
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ _EXPECTED_COLUMNS: Final = (
     "__eventTime",
     "__sequenceId",
     "__producerName",
+    "__orderingKey",
+    "__deliverAt",
 )
 
 
@@ -125,11 +128,15 @@ def _of_java(row: dict[str, Any]) -> tuple[Any, ...]:
         row["event_time"],
         row["sequence_id"],
         row["producer"],
+        row["ordering_key"] or "",
+        row["ordering_key"] is None,
+        row["deliver_at"],
     )
 
 
 def _of_spark(row: Row) -> tuple[Any, ...]:
-    topic, ledger, entry, index, message_id, key, value, properties, published, event, sequence, producer = row
+    topic, ledger, entry, index, message_id, key, value, properties, *rest = row
+    published, event, sequence, producer, ordering_key, deliver_at = rest
     return (
         topic,
         ledger,
@@ -145,6 +152,9 @@ def _of_spark(row: Row) -> tuple[Any, ...]:
         0 if event is None else _ms(event),
         sequence,
         producer,
+        _text(ordering_key),
+        ordering_key is None,
+        -1 if deliver_at is None else _ms(deliver_at),
     )
 
 
@@ -169,6 +179,10 @@ def _varied(count: int) -> list[dict[str, Any]]:
             more["properties"] = {"i": str(i), "größe": "ü"}
         if i % 5 == 2:
             more["event_time"] = 1_700_000_000_000 + i
+        if i % 9 in (2, 4):
+            more["ordering_key"] = bytes([i, 255]) if i % 9 == 4 else b""
+        if i % 10 == 3:
+            more["deliver_at"] = 1_700_000_000_000 + i
         value = None if i % 7 == 6 else b"" if i % 11 == 10 else f"value {i} ".encode() + b"abcdefgh" * (i % 40)
         found.append(message(value, **more))
     return found
@@ -344,11 +358,16 @@ def test_removed_ledgers_are_an_error_or_skipped(pulsar: Pulsar, tmp_path: Path)
 def test_encrypted_messages_are_refused_skipped_or_handed_over(pulsar: Pulsar) -> None:
     topic = pulsar.topic(_name("encrypted"))
     pulsar.broker.produce(topic, [message(b"in clear")])
-    pulsar.broker.produce(topic, [message(b"secret", key="k")], encryption_key=_public_key())
+    private, public = _key_pair()
+    pulsar.broker.produce(topic, [message(b"secret", key="k")], encryption_key=public, compression="ZLIB")
     _wait_for(lambda: pulsar.read(topic, pulsarEncrypted="raw").count(), 2)
     _refused(lambda: _values(pulsar.read(topic)), "encrypted")
     assert _values(pulsar.read(topic, pulsarEncrypted="skip")) == [b"in clear"]
     assert pulsar.rows(topic, pulsarEncrypted="raw") == pulsar.java_rows(topic)
+    found = pulsar.read(topic, pulsarEncrypted="raw").select("value", "__encryption").collect()
+    assert [row["value"] for row in found if row["__encryption"] is None] == [b"in clear"]
+    (encrypted,) = (row for row in found if row["__encryption"] is not None)
+    assert _decrypted(private, encrypted["value"], encrypted["__encryption"]) == b"secret"
 
 
 def test_what_cannot_be_read_is_refused_with_the_remedy(pulsar: Pulsar, zk_only: LocalCluster) -> None:
@@ -497,9 +516,24 @@ def _refused(call: Callable[[], Any], expected: str) -> None:
         call()
 
 
-def _public_key() -> str:
+def _key_pair() -> tuple[Any, str]:
     from cryptography.hazmat.primitives.asymmetric import rsa
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).public_key()
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return private, private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def _decrypted(private: Any, cipher: bytes, context: Row) -> bytes:
+    """The message of an entry, from what the columns say of its encryption alone."""
+    from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA1
+
+    ((_, encrypted_key),) = context["keys"].items()
+    data_key = private.decrypt(encrypted_key, OAEP(MGF1(SHA1()), SHA1(), None))
+    stored = AESGCM(data_key).decrypt(context["param"], cipher, None)
+    assert (context["compression"], context["batchSize"]) == ("ZLIB", None)
+    plain = zlib.decompressobj().decompress(stored)
+    assert len(plain) == context["uncompressedSize"]
+    return plain

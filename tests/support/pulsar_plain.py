@@ -9,7 +9,7 @@ import base64
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bk_spark.protocol.pulsar.compression import CompressionError, decompress
+from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
 from bk_spark.protocol.pulsar.fields import FieldError, Fields
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.protocol.pulsar.topic_names import TopicName
@@ -61,7 +61,9 @@ class PlainDecoder:
     def _rows(
         self, ledger: int, entry: int, broker: Fields | None, meta: Fields, part: bytes
     ) -> Iterator[dict[str, Any]]:
-        _check_kinds(meta, (2, 3, 8, 9, 11, 12, 17, 20, 22, 23, 25, 27, 28, 29, 30), (1, 6, 13, 16, 26), ())
+        _check_kinds(
+            meta, (2, 3, 8, 9, 11, 12, 17, 19, 20, 22, 23, 25, 27, 28, 29, 30), (1, 6, 13, 14, 15, 16, 18, 26), ()
+        )
         if 20 in meta:
             return
         first = None
@@ -88,7 +90,7 @@ class PlainDecoder:
             at += 4 + size
             value = data[at : at + one.number(3)]
             at += one.number(3)
-            _check_kinds(one, (3, 4, 5, 6, 8, 9, 10), (2,), (1,))
+            _check_kinds(one, (3, 4, 5, 6, 8, 9, 10), (2, 7), (1,))
             if not one.number(4):
                 yield self._row(ledger, entry, broker, meta, one, value, index, count, first)
         if at != len(data):
@@ -140,7 +142,22 @@ class PlainDecoder:
             else int.from_bytes(version[:8], "big", signed=True),
             "__brokerTime": _time(broker_time),
             "__index": None if last is None else (last + 2**63) % 2**64 - 2**63,
+            "__orderingKey": one.data(7 if batch else 18),
+            "__deliverAt": _time(meta.number(19)) if 19 in meta else None,
+            "__encryption": _encryption(meta) if 13 in meta else None,
         }
+
+
+def _encryption(meta: Fields) -> dict[str, Any]:
+    codec, count = meta.number(8), meta.number(11)
+    return {
+        "keys": list({one.text(1): one.data(2) for one in meta.messages(13)}.items()),
+        "param": meta.data(15),
+        "algorithm": None if 14 not in meta else meta.text(14),
+        "compression": Compression(codec).name if codec in list(Compression) else None,
+        "uncompressedSize": meta.number(9) % 2**32,
+        "batchSize": None if 11 not in meta else (count + 2**31) % 2**32 - 2**31,
+    }
 
 
 def _check_kinds(message: Fields, numbers: Sequence[int], data: Sequence[int], messages: Sequence[int]) -> None:

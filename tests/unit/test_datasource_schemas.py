@@ -37,9 +37,12 @@ from bk_spark.datasource.entries.schemas import (
     stored_schema,
     with_metadata,
 )
+from bk_spark.datasource.options.parse import parse_options
+from bk_spark.datasource.pulsar.topic_schemas import topic_schema
 from bk_spark.log.entries import schema_checks
 from bk_spark.log.formats.schema_merge import EXACT
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
+from bk_spark.protocol.pulsar.columns import COLUMNS
 
 LONG, TEXT = LongType(), StringType()
 
@@ -245,3 +248,15 @@ def test_a_schema_without_columns_is_refused_whoever_gives_it() -> None:
 def test_a_stored_schema_that_is_none_is_refused(stored: str) -> None:
     with pytest.raises(MetadataFormatError, match="schema in the log's settings is not one of Spark's"):
         schema_of_json(stored)
+
+
+def test_a_topic_has_the_column_of_encryption_where_it_may_not_be_null() -> None:
+    where = {"metadataServiceUri": "zk+hierarchical://127.0.0.1/ledgers", "pulsarTopic": "persistent://a/b/c"}
+    names = {
+        choice: topic_schema(
+            parse_options(where | {"pulsarEncrypted": choice}, writing=False, streaming=False)
+        ).fieldNames()
+        for choice in ("fail", "skip", "raw")
+    }
+    assert names["raw"] == COLUMNS.names
+    assert names["fail"] == names["skip"] == [name for name in COLUMNS.names if name != "__encryption"]

@@ -78,6 +78,20 @@ def test_every_message_is_what_java_read(topic: str) -> None:
         assert milliseconds(row["__eventTime"]) == (one["eventTime"] or None)
         assert milliseconds(row["__brokerTime"]) == one.get("brokerPublishTime")
         assert row["__index"] == one.get("index")
+        assert row["__orderingKey"] == (unpacked(one["orderingKey"]) if "orderingKey" in one else None)
+        # One message was sent with deliverAfter(1, TimeUnit.HOURS). A reader is not told.
+        delayed_ms = 3_600_000 if (topic, row["value"]) == ("plain", b"twice") else None
+        deliver_at, published = milliseconds(row["__deliverAt"]), milliseconds(row["__publishTime"])
+        assert (None if deliver_at is None or published is None else deliver_at - published) == delayed_ms
+        encryption = row["__encryption"]
+        assert (encryption is None) == ("encrypted" not in one)
+        if encryption is not None:
+            algorithm, keys, compression, size, messages = one["encrypted"]
+            assert f"[{', '.join(dict(encryption['keys']))}]" == keys
+            assert (encryption["algorithm"] or "null", encryption["compression"]) == (algorithm, compression)
+            assert (encryption["uncompressedSize"], encryption["batchSize"] or -1) == (size, messages)
+            assert {len(key) for key in dict(encryption["keys"]).values()} == {256}
+            assert len(encryption["param"]) == 12
         assert row["__partition"] == (None if one["partition"] < 0 else one["partition"])
         version = one.get("schemaVersion")
         assert row["__schemaVersion"] == (None if version is None else int.from_bytes(unpacked(version)[:8], "big"))

@@ -256,6 +256,52 @@ def test_encrypted_messages_fail_are_skipped_or_handed_over() -> None:
     ]  # fmt: skip
 
 
+def test_what_encrypted_messages_say_of_it_is_told_for_each_entry() -> None:
+    names = [message({1: name, 2: key}) for name, key in ((b"a", b"old"), (b"b", b"two"), (b"a", b"new"))]
+    more = {14: b"AES", 15: b"iv", 8: 3, 9: 66, 11: 3}
+    encrypted = [entry(metadata({13: names, **more}), b"c1"), entry(metadata({13: message({1: b"z"}), 8: 9}), b"c2")]
+    # The entry that is decompressed has all of them moved.
+    packed = batch([single(b"plain" * 9)] * 2, codec=3)
+    found = rows(packed, encrypted[0], entry(metadata(), b"x"), encrypted[1], encrypted=EncryptedPayloads.RAW)
+    first = {"keys": [("a", b"new"), ("b", b"two")], "param": b"iv", "algorithm": "AES"}
+    told = [row["__encryption"] for row in found]
+    assert [one and {**one, "keys": sorted(one["keys"])} for one in told] == [
+        None,
+        None,
+        {**first, "compression": "ZSTD", "uncompressedSize": 66, "batchSize": 3},
+        None,
+        {
+            "keys": [("z", None)], "param": None, "algorithm": None,
+            "compression": None, "uncompressedSize": 0, "batchSize": None,
+        },
+    ]  # fmt: skip
+    with pytest.raises(MessageFormatError, match=r"a key that is no message of protobuf.*\(ledger 5, entry 1\)"):
+        rows(packed, entry(metadata({13: b"\xff"}), b"c"), encrypted=EncryptedPayloads.RAW)
+    values_alone = values(
+        entry(metadata({13: b"\xff"}), b"c"), encrypted=EncryptedPayloads.RAW, columns=frozenset({"value"})
+    )
+    assert values_alone == [b"c"]
+
+
+def test_ordering_keys_of_a_batch_are_those_of_its_messages() -> None:
+    found = rows(
+        entry(metadata({18: b"\x00"})),
+        batch([single(b"a", {7: b"\xff"}), single(b"b"), single(b"c", {7: b""})], {18: b"\xff"}),
+        entry(metadata()),
+    )
+    assert [row["__orderingKey"] for row in found] == [b"\x00", b"\xff", None, b"", None]
+
+
+def test_times_of_delivery_are_the_entrys() -> None:
+    found = rows(entry(metadata({19: 5_000})), batch([single(b"a")] * 2, {19: 0}), entry(metadata({19: 2**64 - 1})))
+    assert [None if row["__deliverAt"] is None else row["__deliverAt"].timestamp() for row in found] == [
+        5.0,
+        0.0,
+        0.0,
+        None,
+    ]
+
+
 def test_times_of_zero_are_null_in_events_and_those_that_do_not_fit_everywhere() -> None:
     found = rows(
         entry(metadata({12: 0})), entry(metadata({12: 2**63, 3: 2**64 - 1})), batch([single(b"", {5: 0})], {12: 5})

@@ -16,7 +16,8 @@ from bk_spark.datasource.options.pulsar_options import Values
 from bk_spark.datasource.pulsar.places import NamedTopics, bookies_of, stores_of
 from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.pulsar.columns import COLUMNS
+from bk_spark.protocol.pulsar.choices import EncryptedPayloads
+from bk_spark.protocol.pulsar.columns import COLUMNS, ENCRYPTION_COLUMN
 from bk_spark.protocol.pulsar.schemas import StoredSchema
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.pulsar.stored_schemas import stored_schemas
@@ -31,6 +32,9 @@ def topic_schema(options: SourceOptions) -> StructType:
     Raises NoSuchTopicError, and InvalidArgumentError if the topics' values have different types.
     """
     columns = COLUMNS
+    if options.pulsar_encrypted is not EncryptedPayloads.RAW:
+        # It would be null in all rows.
+        columns = columns.remove(columns.get_field_index(ENCRYPTION_COLUMN))
     if options.pulsar_values is Values.SCHEMA:
         stores = stores_of(options)
         # All partitions have one schema.

@@ -12,6 +12,20 @@ import pyarrow as pa
 #: Spark's type of times.
 TIME: Final = pa.timestamp("us", tz="UTC")
 
+#: What Java calls the encryption context: all that somebody with the private key needs to decrypt ``value``.
+ENCRYPTION: Final = pa.struct(
+    [
+        pa.field("keys", pa.map_(pa.string(), pa.binary())),
+        pa.field("param", pa.binary()),
+        pa.field("algorithm", pa.string()),
+        pa.field("compression", pa.string()),
+        pa.field("uncompressedSize", pa.int64()),
+        pa.field("batchSize", pa.int32()),
+    ]
+)
+
+ENCRYPTION_COLUMN: Final = "__encryption"
+
 COLUMNS: Final = pa.schema(
     [
         pa.field("value", pa.binary()),
@@ -30,6 +44,9 @@ COLUMNS: Final = pa.schema(
         pa.field("__schemaVersion", pa.int64()),
         pa.field("__brokerTime", TIME),
         pa.field("__index", pa.int64()),
+        pa.field("__orderingKey", pa.binary()),
+        pa.field("__deliverAt", TIME),
+        pa.field(ENCRYPTION_COLUMN, ENCRYPTION),
     ]
 )
 """Name and type of each column, in order."""

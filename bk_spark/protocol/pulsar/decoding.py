@@ -23,6 +23,7 @@ from bk_spark.protocol.pulsar.chunks import Chunk, ChunkAssembly, ChunkError, Ch
 from bk_spark.protocol.pulsar.columns import schema_of
 from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
 from bk_spark.protocol.pulsar.messages.batches import SingleField, read_batches
+from bk_spark.protocol.pulsar.messages.encryption_columns import encrypted_entries
 from bk_spark.protocol.pulsar.messages.entry_frames import EntryFrames, MetadataField
 from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
 from bk_spark.protocol.pulsar.messages.gathering import MAX_BUFFER_BYTES
@@ -292,8 +293,7 @@ class _Block:
     def __init__(self, frames: EntryFrames, fields: Sequence[MetadataField]) -> None:
         self.frames = frames
         metadata = self.metadata = frames.metadata(fields)
-        self.encrypted: Bools = np.zeros(len(frames), np.bool_)
-        self.encrypted[metadata.repeated(MetadataField.ENCRYPTION_KEYS).owners] = True
+        self.encrypted: Bools = encrypted_entries(metadata)
         #: Markers are the broker's own, no messages.
         self.dropped: Bools = metadata.present(MetadataField.MARKER_TYPE).copy()
         self.in_transaction: Bools = metadata.present(MetadataField.TXNID_MOST_BITS) & ~self.dropped

@@ -117,11 +117,16 @@ class PulsarBroker:
         return rows
 
 
-def message(value: bytes | None, *, key_bytes: bytes | None = None, **more: Any) -> dict[str, Any]:
-    """Return a message for :meth:`PulsarBroker.produce`. ``more``: key, properties, event_time, transaction."""
+def message(
+    value: bytes | None, *, key_bytes: bytes | None = None, ordering_key: bytes | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return a message for :meth:`PulsarBroker.produce`. ``more``: key, properties, event_time, deliver_at,
+    transaction."""
     found = dict(more)
     if value is not None:
         found["value"] = base64.b64encode(value).decode()
     if key_bytes is not None:
         found["key_bytes"] = base64.b64encode(key_bytes).decode()
+    if ordering_key is not None:
+        found["ordering_key"] = base64.b64encode(ordering_key).decode()
     return found

@@ -14,10 +14,24 @@ _CORRUPT: Final = (f"{_TRAPS}a_corrupt_entry_is_one_error_that_names_it",)
 
 MUTATIONS: Final = (
     Mutation(
+        "What an encrypted entry says of its keys is looked for where the entry is now.",
+        f"{_PULSAR}/messages/encryption_columns.py",
+        "(moved if isinstance(moved, int) else moved[rows])",
+        "(moved if isinstance(moved, int) else 0)",
+        (f"{_TRAPS}what_encrypted_messages_say_of_it_is_told_for_each_entry",),
+    ),
+    Mutation(
+        "Of keys of one name the last one counts.",
+        f"{_PULSAR}/messages/encryption_columns.py",
+        "    kept = last_of_equal(rows, names)\n",
+        "    kept = None\n",
+        (f"{_TRAPS}what_encrypted_messages_say_of_it_is_told_for_each_entry",),
+    ),
+    Mutation(
         "The key of a batch's metadata is the first message's, not that of all.",
         f"{_PULSAR}/messages/rows.py",
-        "there = self._merged(present, fields.present(SingleField.PARTITION_KEY))",
-        "there = present[self._owners]",
+        "return found, self._merged(present, fields.present(of_message))",
+        "return found, present[self._owners]",
         (f"{_TRAPS}1_the_key_of_a_batch_is_not_that_of_its_messages",),
     ),
     Mutation(
@@ -127,7 +141,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Of equal properties the last one counts.",
-        f"{_PULSAR}/messages/rows.py",
+        f"{_PULSAR}/messages/gathering.py",
         "np.delete(order, np.flatnonzero(replaced))",
         "np.delete(order, np.flatnonzero(replaced) + 1)",
         (f"{_TRAPS}the_last_of_equal_properties_counts",),

@@ -42,9 +42,14 @@ class SingleField(IntEnum):
     COMPACTED_OUT = 4
     EVENT_TIME = 5
     PARTITION_KEY_B64_ENCODED = 6
+    ORDERING_KEY = 7
     SEQUENCE_ID = 8
     NULL_VALUE = 9
     NULL_PARTITION_KEY = 10
+
+
+#: The fields that are bytes. The others are numbers, but for the properties.
+_BYTES: Final = frozenset({SingleField.PARTITION_KEY, SingleField.ORDERING_KEY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ def read_batches(
     firsts = np.cumsum(counts) - counts
     indexes = np.arange(len(owners)) - np.repeat(firsts, counts)
     starts = _guess(words, begins, ends, counts, firsts, indexes, owners)
-    wanted = [one for one in fields if one is not SingleField.PARTITION_KEY and one is not SingleField.PROPERTIES]
+    wanted = [one for one in fields if one not in _BYTES and one is not SingleField.PROPERTIES]
     for _ in range(2):
         metadata_begins = starts + _SIZE_BYTES
         limits = ends[owners]
@@ -118,7 +123,7 @@ def read_batches(
             metadata_begins,
             metadata_ends,
             numbers=[*wanted, SingleField.PAYLOAD_SIZE],
-            spans=[one for one in fields if one is SingleField.PARTITION_KEY],
+            spans=[one for one in fields if one in _BYTES],
             repeated=[one for one in fields if one is SingleField.PROPERTIES],
         )
         sizes = read.signed(SingleField.PAYLOAD_SIZE)

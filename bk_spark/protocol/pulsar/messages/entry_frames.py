@@ -49,8 +49,12 @@ class MetadataField(IntEnum):
     NUM_MESSAGES_IN_BATCH = 11
     EVENT_TIME = 12
     ENCRYPTION_KEYS = 13
+    ENCRYPTION_ALGO = 14
+    ENCRYPTION_PARAM = 15
     SCHEMA_VERSION = 16
     PARTITION_KEY_B64_ENCODED = 17
+    ORDERING_KEY = 18
+    DELIVER_AT_TIME = 19
     MARKER_TYPE = 20
     TXNID_LEAST_BITS = 22
     TXNID_MOST_BITS = 23
@@ -71,7 +75,15 @@ class BrokerField(IntEnum):
 
 #: The kinds of the fields of MessageMetadata: bytes, and repeated messages. The others are numbers.
 _BYTES: Final = frozenset(
-    {MetadataField.PRODUCER_NAME, MetadataField.PARTITION_KEY, MetadataField.SCHEMA_VERSION, MetadataField.UUID}
+    {
+        MetadataField.PRODUCER_NAME,
+        MetadataField.PARTITION_KEY,
+        MetadataField.ENCRYPTION_ALGO,
+        MetadataField.ENCRYPTION_PARAM,
+        MetadataField.SCHEMA_VERSION,
+        MetadataField.ORDERING_KEY,
+        MetadataField.UUID,
+    }
 )
 _MESSAGES: Final = frozenset({MetadataField.PROPERTIES, MetadataField.ENCRYPTION_KEYS})
 

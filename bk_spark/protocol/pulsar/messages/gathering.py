@@ -137,3 +137,29 @@ def _joined(
 _PADDING: Final = ord("=")
 _DIGITS: Final = np.full(256, 255, np.uint8)
 _DIGITS[np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)] = np.arange(64)
+
+
+def matched(owners: Int64s, wanted: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the indexes of values whose owners are ``wanted`` (ascending), and for each the row of its owner."""
+    if not len(owners) or not len(wanted):
+        none = np.zeros(0, np.int64)
+        return none, none
+    place = np.minimum(np.searchsorted(wanted, owners), len(wanted) - 1)
+    found = np.flatnonzero(wanted[place] == owners)
+    return found, rows[place[found]]
+
+
+def last_of_equal(rows: Int64s, keys: pa.StringArray) -> Int64s | None:
+    """Return the indexes of properties without those that a later one of the same row and key replaces.
+
+    None if all stay, which is the common case.
+    """
+    if len(rows) < 2 or not (rows[1:] == rows[:-1]).any():
+        return None
+    encoded = keys.dictionary_encode()
+    codes = rows * len(encoded.dictionary) + np.asarray(encoded.indices).astype(np.int64)
+    order = np.argsort(codes, kind="stable")
+    replaced = codes[order[1:]] == codes[order[:-1]]
+    if not replaced.any():
+        return None
+    return np.sort(np.delete(order, np.flatnonzero(replaced)))

@@ -17,12 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bk_spark.protocol.arrays import Bools, Int64s
-from bk_spark.protocol.pulsar.columns import TIME
+from bk_spark.protocol.pulsar.columns import ENCRYPTION, TIME
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.protocol.pulsar.messages.batches import BatchMessages, SingleField
+from bk_spark.protocol.pulsar.messages.encryption_columns import encrypted_entries, encryption_column
 from bk_spark.protocol.pulsar.messages.entry_frames import BrokerField, MetadataField
 from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Spans, UInt64s, Words
-from bk_spark.protocol.pulsar.messages.gathering import base64_decoded, gathered, text_of
+from bk_spark.protocol.pulsar.messages.gathering import base64_decoded, gathered, last_of_equal, matched, text_of
 from bk_spark.protocol.pulsar.messages.message_id_columns import message_id_bytes
 from bk_spark.protocol.pulsar.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
@@ -45,6 +46,9 @@ METADATA_FIELDS: Final[dict[str, tuple[MetadataField, ...]]] = {
     "__sequenceId": (MetadataField.SEQUENCE_ID,),
     "__producerName": (MetadataField.PRODUCER_NAME,),
     "__schemaVersion": (MetadataField.SCHEMA_VERSION,),
+    "__orderingKey": (MetadataField.ORDERING_KEY,),
+    "__deliverAt": (MetadataField.DELIVER_AT_TIME,),
+    "__encryption": (MetadataField.ENCRYPTION_ALGO, MetadataField.ENCRYPTION_PARAM),
 }
 #: Fields of the metadata of messages in batches that each column needs.
 SINGLE_FIELDS: Final[dict[str, tuple[SingleField, ...]]] = {
@@ -53,6 +57,7 @@ SINGLE_FIELDS: Final[dict[str, tuple[SingleField, ...]]] = {
     "__eventTime": (SingleField.EVENT_TIME,),
     "__messageProperties": (SingleField.PROPERTIES,),
     "__sequenceId": (SingleField.SEQUENCE_ID,),
+    "__orderingKey": (SingleField.ORDERING_KEY,),
 }
 
 
@@ -190,12 +195,17 @@ class Rows:
         null = self._number(MetadataField.NULL_VALUE, SingleField.NULL_VALUE) > 0
         return gathered(entries.words.data, begins, sizes, ~null)
 
+    def _bytes(self, of_entry: MetadataField, of_message: SingleField) -> tuple[Spans, Bools]:
+        """Where bytes are that a message of a batch has of its own, and which rows have them."""
+        fields = self._messages.fields
+        span, present = self._of_metadata(of_entry)
+        own = fields.span(of_message)
+        found = Spans(self._merged(span.begins, own.begins), self._merged(span.sizes, own.sizes))
+        return found, self._merged(present, fields.present(of_message))
+
     def key(self) -> pa.Array:
         entries, fields = self._entries, self._messages.fields
-        span, present = self._of_metadata(MetadataField.PARTITION_KEY)
-        own = fields.span(SingleField.PARTITION_KEY)
-        begins, sizes = self._merged(span.begins, own.begins), self._merged(span.sizes, own.sizes)
-        there = self._merged(present, fields.present(SingleField.PARTITION_KEY))
+        span, there = self._bytes(MetadataField.PARTITION_KEY, SingleField.PARTITION_KEY)
         null, encoded = (
             self._merged(entries.metadata.number(of_entry)[entries.chosen], fields.number(of_message)) > 0
             for of_entry, of_message in (
@@ -203,8 +213,12 @@ class Rows:
                 (MetadataField.PARTITION_KEY_B64_ENCODED, SingleField.PARTITION_KEY_B64_ENCODED),
             )
         )
-        found = gathered(entries.words.data, begins, sizes, there & ~null)
+        found = gathered(entries.words.data, span.begins, span.sizes, there & ~null)
         return base64_decoded(found, encoded) if encoded.any() else found
+
+    def ordering_key(self) -> pa.Array:
+        span, there = self._bytes(MetadataField.ORDERING_KEY, SingleField.ORDERING_KEY)
+        return gathered(self._entries.words.data, span.begins, span.sizes, there)
 
     def topic(self) -> pa.Array:
         return pa.repeat(pa.scalar(self._topic.full, pa.string()), len(self))
@@ -232,6 +246,21 @@ class Rows:
         found = self._number(MetadataField.EVENT_TIME, SingleField.EVENT_TIME)
         return _times(found, found > 0)
 
+    def deliver_at(self) -> pa.Array:
+        metadata, which = self._entries.metadata, self._of_entries()
+        field = MetadataField.DELIVER_AT_TIME
+        return _times(metadata.number(field)[which], metadata.present(field)[which])
+
+    def encryption(self) -> pa.Array:
+        entries, which = self._entries, self._of_entries()
+        there = encrypted_entries(entries.metadata)[which]
+        if not there.any():
+            return pa.nulls(len(self), ENCRYPTION)
+        # An encrypted entry makes one row, for what is in it cannot be told apart.
+        moved = entries.moved if isinstance(entries.moved, int) else entries.moved[self._owners[there]]
+        found = encryption_column(entries.words, entries.metadata, which[there], moved, entries.error)
+        return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
+
     def properties(self) -> pa.Array:
         rows, pairs = self._pairs()
         read = FieldColumns(self._entries.words, pairs.begins, pairs.begins + pairs.sizes, spans=(_KEY, _VALUE))
@@ -243,7 +272,7 @@ class Rows:
             text_of(gathered(data, span.begins, span.sizes, read.present(field))).fill_null("")
             for field, span in ((_KEY, read.span(_KEY)), (_VALUE, read.span(_VALUE)))
         )
-        kept = _last_of_equal(rows, keys)
+        kept = last_of_equal(rows, keys)
         if kept is not None:
             rows, keys, values = rows[kept], keys.take(pa.array(kept)), values.take(pa.array(kept))
         offsets = np.searchsorted(rows, np.arange(len(self) + 1)).astype(np.int32)
@@ -255,8 +284,8 @@ class Rows:
         whole = entries.metadata.repeated(MetadataField.PROPERTIES)
         own = self._messages.fields.repeated(SingleField.PROPERTIES)
         singles, batched = np.flatnonzero(~self._of_batch), np.flatnonzero(self._of_batch)
-        of_entry, entry_rows = _matched(whole.owners, self._of_entries()[singles], singles)
-        of_message, message_rows = _matched(own.owners, self._message[batched], batched)
+        of_entry, entry_rows = matched(whole.owners, self._of_entries()[singles], singles)
+        of_message, message_rows = matched(own.owners, self._message[batched], batched)
         begins = whole.values.begins[of_entry]
         if not isinstance(entries.moved, int):
             begins = begins + entries.moved[self._owners[entry_rows]]
@@ -342,6 +371,9 @@ _COLUMNS: Final[dict[str, Callable[[Rows], pa.Array]]] = {
     "__schemaVersion": Rows.schema_version,
     "__brokerTime": Rows.broker_time,
     "__index": Rows.index,
+    "__orderingKey": Rows.ordering_key,
+    "__deliverAt": Rows.deliver_at,
+    "__encryption": Rows.encryption,
 }
 
 
@@ -356,29 +388,3 @@ def _times(milliseconds: UInt64s, valid: Bools | None = None) -> pa.Array:
     fits = milliseconds <= _MAX_MS
     micros = np.where(fits, milliseconds, np.uint64(0)).view(np.int64) * 1000
     return _fixed(TIME, micros, fits if valid is None else fits & valid)
-
-
-def _matched(owners: Int64s, wanted: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the indexes of values whose owners are ``wanted`` (ascending), and for each the row of its owner."""
-    if not len(owners) or not len(wanted):
-        none = np.zeros(0, np.int64)
-        return none, none
-    place = np.minimum(np.searchsorted(wanted, owners), len(wanted) - 1)
-    found = np.flatnonzero(wanted[place] == owners)
-    return found, rows[place[found]]
-
-
-def _last_of_equal(rows: Int64s, keys: pa.StringArray) -> Int64s | None:
-    """Return the indexes of properties without those that a later one of the same row and key replaces.
-
-    None if all stay, which is the common case.
-    """
-    if len(rows) < 2 or not (rows[1:] == rows[:-1]).any():
-        return None
-    encoded = keys.dictionary_encode()
-    codes = rows * len(encoded.dictionary) + np.asarray(encoded.indices).astype(np.int64)
-    order = np.argsort(codes, kind="stable")
-    replaced = codes[order[1:]] == codes[order[:-1]]
-    if not replaced.any():
-        return None
-    return np.sort(np.delete(order, np.flatnonzero(replaced)))

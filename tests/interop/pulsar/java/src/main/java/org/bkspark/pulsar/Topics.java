@@ -29,7 +29,9 @@ import org.apache.pulsar.client.api.schema.GenericRecord;
 import org.apache.pulsar.client.api.transaction.Transaction;
 import org.apache.pulsar.client.impl.BatchMessageIdImpl;
 import org.apache.pulsar.client.impl.MessageIdImpl;
+import org.apache.pulsar.client.impl.MessageImpl;
 import org.apache.pulsar.client.impl.TopicMessageIdImpl;
+import org.apache.pulsar.client.impl.TopicMessageImpl;
 import org.apache.pulsar.common.policies.data.RetentionPolicies;
 import org.apache.pulsar.common.policies.data.TenantInfo;
 
@@ -113,7 +115,7 @@ final class Topics {
         broker.admin().namespaces().createNamespace(namespace, Set.of(Broker.CLUSTER));
     }
 
-    /** Sends {@code messages}, each {value, key, key_bytes, properties, event_time, transaction}; or {@code count} numbered ones. */
+    /** Sends {@code messages}, each {value, key, key_bytes, ordering_key, properties, event_time, deliver_at, transaction}; or {@code count} numbered ones. */
     private void produce(String topic, ObjectNode request, ObjectNode answer) throws Exception {
         ProducerBuilder<byte[]> builder = broker.client().newProducer().topic(topic).sendTimeout(0, TimeUnit.SECONDS)
             .producerName(request.path("producer").asText("producer-" + System.nanoTime()))
@@ -183,6 +185,12 @@ final class Topics {
         if (one.has("event_time")) {
             message.eventTime(one.get("event_time").asLong());
         }
+        if (one.has("ordering_key")) {
+            message.orderingKey(Base64.getDecoder().decode(one.get("ordering_key").asText()));
+        }
+        if (one.has("deliver_at")) {
+            message.deliverAt(one.get("deliver_at").asLong());
+        }
         one.path("properties").fields().forEachRemaining(pair -> message.property(pair.getKey(), pair.getValue().asText()));
         return message;
     }
@@ -237,6 +245,9 @@ final class Topics {
         row.put("message_id", base64(id.toByteArray()));
         row.put("key", message.hasKey() ? base64(message.getKeyBytes()) : null);
         row.put("value", base64(message.getData()));
+        row.put("ordering_key", message.hasOrderingKey() ? base64(message.getOrderingKey()) : null);
+        MessageImpl<?> whole = (MessageImpl<?>) (message instanceof TopicMessageImpl<?> of ? of.getMessage() : message);
+        row.put("deliver_at", whole.getMessageBuilder().hasDeliverAtTime() ? whole.getMessageBuilder().getDeliverAtTime() : -1);
         row.set("properties", json.valueToTree(message.getProperties()));
         row.put("publish_time", message.getPublishTime()).put("event_time", message.getEventTime());
         row.put("sequence_id", message.getSequenceId()).put("producer", message.getProducerName());
