@@ -1,4 +1,5 @@
-"""A Spark session of its own, whose tasks fail once: run as a script by test_other_sessions.
+"""A Spark session of its own, whose tasks fail once, and that keeps an event log: run as a script by
+test_other_sessions.
 
 Takes a JSON object as its argument, prints one as its last line.
 """
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.spark import secret_jobs
 from tests.support.connector import Connector
 from tests.support.servers import spark_session
 
@@ -57,11 +59,13 @@ def worker_uses_unix_sockets(spark: SparkSession) -> bool:
 
 def main() -> None:
     given: dict[str, Any] = json.loads(sys.argv[1])
+    directory = Path(given["directory"])
     spark = spark_session(
-        Path(given["directory"]),
+        directory,
         "local[2,3]",
         spark__python__unix__domain__socket__enabled="true",
         spark__sql__execution__arrow__maxRecordsPerBatch="1000",
+        **secret_jobs.settings(directory),
     )
     connector = Connector(spark, given["uri"])
     broken = rows_of(spark).mapInArrow(fail_once, "value string")
@@ -71,7 +75,9 @@ def main() -> None:
         "unix_sockets": worker_uses_unix_sockets(spark),
         "fingerprint": fingerprint(connector.read(given["parents_log"], password=given["password"])),
         "arrow_sum": connector.read(given["parents_arrow_log"]).selectExpr("sum(id)").first()[0],  # type: ignore[index]
+        "errors": secret_jobs.run_jobs(spark, given["guarded"], directory),
     }
+    secret_jobs.keep_what_is_shown(spark, directory)
     spark.stop()
     print(json.dumps(answer))
 

@@ -1,4 +1,5 @@
-"""Two Spark sessions: what one wrote the other reads; tasks that fail once; data over unix domain sockets."""
+"""Two Spark sessions: what one wrote the other reads; tasks that fail once; data over unix domain sockets; what Spark
+keeps and shows of jobs with passwords."""
 
 from __future__ import annotations
 
@@ -7,21 +8,37 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
 
+from bk_spark.bookie.metadata.cluster_init import init_cluster
+from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.store import LogStore
+from bookie_server.local import LocalCluster
 from tests.spark.session_script import ROWS, fingerprint, rows_of
+from tests.support.bookie import BookieProcess
+from tests.support.certificates import identity, write_pem
 from tests.support.connector import Connector
+from tests.support.jaas import bookie_keys, client_keys, write_jaas
 from tests.support.logs import listed_ledgers, registered_ledgers
 
 #: The first test starts a Spark session, and waits for another one.
 pytestmark = pytest.mark.timeout(900)
 
 SECRET = "correct-horse-battery"
+#: Passwords of ledgers, of users and of a key store.
+SECRETS = {
+    "password": "pw-of-the-ledgers",
+    "wrong": "pw-of-no-ledger",
+    "bookkeeper": "pw-of-bookies",
+    "spark": "pw-of-spark",
+    "wrong user": "pw-of-nobody",
+    "key store": "pw-of-a-key-store",
+}
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +53,36 @@ def parents_log(connector: Connector) -> str:
 
 
 @pytest.fixture(scope="module")
-def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def guarded(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A cluster of one bookie that requires TLS with certificates, and a login; and what clients of it need."""
+    directory = tmp_path_factory.mktemp("guarded")
+    users = {name: SECRETS[name] for name in ("bookkeeper", "spark")}
+    keys = write_pem(directory / "tls", identity("bookie")) | {"tlsClientAuthentication": "true", "tlsRequired": "true"}
+    keys |= bookie_keys(write_jaas(directory / "bookie.jaas", "bookkeeper", users["bookkeeper"], users))
+    root = f"/guarded-{uuid.uuid4().hex[:8]}"
+    session = ZooKeeper(zk_only.zookeepers[0].id)
+    session.start()
+    init_cluster(session, root)
+    session.close()
+    uri = f"zk+hierarchical://{zk_only.zookeepers[0].id}{root}"
+    bookie = BookieProcess(directory / "bookie", uri, **keys, saslJaasClientAllowedIds=".*").start()
+    own = write_pem(directory / "client") | {"tlsClientAuthentication": "true", "tlsKeyStoreType": "PKCS12"}
+    own |= {"tlsKeyStore": str(directory / "own.p12"), "tlsKeyStorePasswordPath": str(directory / "own.password")}
+    (directory / "own.p12").write_bytes(identity("spark", client_only=True).pkcs12(SECRETS["key store"]))
+    (directory / "own.password").write_text(SECRETS["key store"])
+    given: dict[str, Any] = {"uri": uri, "log_root": f"/logs{root}"}
+    for name, user in (("conf", "spark"), ("wrong_conf", "wrong user")):
+        login = client_keys(write_jaas(directory / f"{name}.jaas", "spark", SECRETS[user], {}))
+        (directory / name).write_text("".join(f"{key}={value}\n" for key, value in (own | login).items()))
+        given[name] = str(directory / name)
+    yield given | {name: SECRETS[name] for name in ("password", "wrong")}
+    bookie.end()
+
+
+@pytest.fixture(scope="module")
+def answer(
+    connector: Connector, parents_log: str, guarded: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What the other session found, and the names of its logs, which are new if tests are run again."""
     names = {name: f"sessions-{name.replace('_', '-')}-{uuid.uuid4().hex[:8]}" for name in ("raw_log", "arrow_log")}
     arrow_log = f"{parents_log}-arrow"
@@ -47,6 +93,7 @@ def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.Temp
         "parents_log": parents_log,
         "parents_arrow_log": arrow_log,
         "password": SECRET,
+        "guarded": guarded,
         **names,
     }
     path = os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -59,7 +106,8 @@ def answer(connector: Connector, parents_log: str, tmp_path_factory: pytest.Temp
         timeout=800,
     )
     assert done.returncode == 0, done.stderr[-5000:]
-    return names | json.loads(done.stdout.splitlines()[-1])
+    shown = {"directory": given["directory"], "printed": done.stdout.rpartition("{")[0] + done.stderr}
+    return names | shown | json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_new_session_reads_what_this_one_wrote(
@@ -86,3 +134,27 @@ def test_tasks_that_failed_once_wrote_each_row_once(
 
 def test_unix_domain_sockets(answer: dict[str, Any]) -> None:
     assert answer["unix_sockets"]
+
+
+def test_nothing_that_spark_keeps_or_shows_has_a_secret(answer: dict[str, Any]) -> None:
+    """Its event log, the pages and the REST API of its UI, checkpoints, and the files of its workers and blocks; for
+    batches, streams, and jobs that failed because of a wrong password."""
+    directory = Path(answer["directory"])
+    texts = {"errors": "\n".join(answer["errors"]), "printed": answer["printed"]}
+    for part in ("events", "pages", "checkpoints", "kept-local"):
+        files = {path: path.read_bytes() for path in (directory / part).rglob("*") if path.is_file()}
+        assert sum(map(len, files.values())), part
+        texts |= {str(path.relative_to(directory)): content.decode("latin-1") for path, content in files.items()}
+
+    # Each job is there, and would show its options: their names are, and the file that is no secret.
+    events = "".join(text for name, text in texts.items() if name.startswith("events"))
+    pages = "".join(text for name, text in texts.items() if name.startswith("pages"))
+    for text in (events, pages):
+        assert "SparkListenerSQLExecutionStart" in text or "physical plan" in text.lower()
+        assert "login failed" in text
+    assert "login failed" in texts["errors"]
+    assert "password" in texts["errors"]
+
+    assert not {
+        (where, secret) for where, text in texts.items() for secret in (SECRET, *SECRETS.values()) if secret in text
+    }

@@ -1,4 +1,4 @@
-"""Folders and modules that pages for developers name are there."""
+"""Folders, modules and tests that pages name are there."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ def test_the_index_for_newcomers_names_every_page() -> None:
     pages = {path.name for path in (ROOT / "docs").iterdir() if path.suffix in {".md", ".rst"}}
     assert pages - linked == {"README.md", "index.rst"}
     assert [link for link in linked if not (ROOT / "docs" / link).exists()] == []
+
+
+def test_each_line_of_the_threat_model_names_its_tests() -> None:
+    """A line that says what somebody cannot do has a test, and each test that is named is in the file before it."""
+    page = (ROOT / "docs" / "security.md").read_text("utf-8")
+    section = page.partition("\n## What is protected, and what is not\n")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    assert rows[0] == ["somebody who", "can", "cannot", "test"]
+    named = 0
+    for who, _, cannot, tests in rows[1:]:
+        # Only whom nothing keeps from anything has no test.
+        assert bool(tests) == bool(cannot), who
+        assert tests.startswith("`") or not tests, who
+        file = ""
+        for name in re.findall(r"`([^`]+)`", tests):
+            if name.endswith(".py"):
+                (path,) = (ROOT / "tests").rglob(name)
+                file = path.read_text("utf-8")
+                assert f"`{name}`: `test_" in tests, name
+            else:
+                assert re.search(rf"^ *(?:async )?def {name}\(", file, re.MULTILINE), (who, name)
+                named += 1
+    assert named > 40
