@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
 import signal
+import socket
+import stat
 import threading
 import time
 from collections import Counter
 from typing import Final
-
-from tests.support.processes import socket_inodes, tcp_sockets
 
 #: A closed socket or an ended thread may take a moment to disappear.
 PATIENCE_S = 30.0
@@ -78,13 +80,30 @@ def _handlers() -> dict[signal.Signals, object]:
 
 
 def _sockets() -> list[str]:
-    """This process's sockets, each as what it is connected to."""
-    inodes = socket_inodes("self")
-    known = {
-        one.inode: f"listening at {one.local[0]}:{one.local[1]}"
-        if one.listening
-        else f"connected to {one.remote[0]}:{one.remote[1]}"
-        for one in tcp_sockets("self", set(inodes))
-    }
-    # The others are not TCP, or not connected, like the socket pairs that wake event loops.
-    return [known.get(inode, "not connected") for inode in inodes]
+    """This process's sockets, each as what it is connected to. Asked one by one: the kernel's list of all connections
+    of the machine takes it longer than many a test."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                found.append(_described(fd))
+    return found
+
+
+def _described(fd: int) -> str:
+    one = socket.socket(fileno=fd)
+    try:
+        if one.family not in (socket.AF_INET, socket.AF_INET6):
+            return "not connected"
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return f"listening at {_address(one.getsockname())}"
+        return f"connected to {_address(one.getpeername())}"
+    except OSError:
+        return "not connected"
+    finally:
+        one.detach()  # it is another's
+
+
+def _address(name: tuple[str | int, ...]) -> str:
+    # gRPC listens on addresses of IPv4 by a socket of IPv6.
+    return f"{str(name[0]).removeprefix('::ffff:')}:{name[1]}"
