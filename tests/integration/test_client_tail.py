@@ -183,9 +183,9 @@ def test_bookies_killed_during_the_tail(cluster_of_four: LocalCluster) -> None:
 def test_a_suspended_bookie_and_then_all_away(cluster_of_six: LocalCluster) -> None:
     bookies = {bookie.id: bookie for bookie in cluster_of_six.bookies}
     config = ClientConfig(
-        add_timeout_ms=1_500,
-        read_timeout_ms=1_000,
-        connect_timeout_ms=1_000,
+        add_timeout_ms=5_000,
+        read_timeout_ms=5_000,
+        connect_timeout_ms=5_000,
         first_speculative_read_timeout_ms=300,
         first_speculative_read_lac_timeout_ms=300,
         long_poll_timeout_ms=500,

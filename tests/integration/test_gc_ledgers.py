@@ -487,7 +487,7 @@ async def test_g3_too_many_copies_of_others_ledgers_at_once_wait_for_a_word(plac
     config = replace(BRAKED, gc_over_replicated_interval_ms=100)
     async with collected(place, store, config) as bookie:
         await bookie.add(*ledgers)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # then the search is due
         assert "10 of 10 ledgers are over-replicated" in (await bookie.collect()).problem
         assert await bookie.ledgers() == ledgers
         bookie.collector.brakes[1].release()

@@ -127,11 +127,11 @@ def test_lists_that_wait_for_others_of_their_bookie_do_not_time_out(
 
     async def one_at_a_time(connection: BookieConnectionV3, ledger_id: int) -> Any:
         async with turns.setdefault(connection, asyncio.Lock()):
-            await asyncio.sleep(0.4)  # a slow disk
+            await asyncio.sleep(0.6)  # a slow disk: together they take longer than one may
             return await list_entries(connection, ledger_id)
 
     monkeypatch.setattr(BookieConnectionV3, "list_entries", one_at_a_time)
-    config = ClientConfig(read_timeout_ms=3_000)
+    config = ClientConfig(read_timeout_ms=5_000)
     uri = MetadataServiceUri.parse(cluster.metadata_service_uri)
     assert check(uri, ledger_ids, 0.0, config) == LedgersChecked({}, {})
     assert (asked.lists, asked.reads) == (30, 60)

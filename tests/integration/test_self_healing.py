@@ -146,7 +146,7 @@ def test_all_marks_and_locks_are_gone_in_the_end_and_what_is_left_has_a_reason(
     before = {each: watcher.metadata(each) for each in ids}
     victim.start()
     cluster.wait_ready()
-    time.sleep(1)
+    time.sleep(1)  # nothing tells that nobody does anything
     assert {each: watcher.metadata(each) for each in ids} == before
     assert watcher.is_at_rest()
 

@@ -52,7 +52,7 @@ def test_c1_a_bookie_that_the_fence_did_not_reach_is_fenced_by_the_reads(
         async def through_tap(_: ClusterServices, bookie_id: str) -> tuple[str, int]:
             return taps[bookie_id].address
 
-        config = ClientConfig(use_v2_wire_protocol=wire == 2, read_timeout_ms=3_000)
+        config = ClientConfig(use_v2_wire_protocol=wire == 2, read_timeout_ms=5_000)
         recoverer = stack.enter_context(BlockingClient(bookies_uri, config))
         with monkeypatch.context() as patch:
             patch.setattr(ClusterServices, "address", through_tap)
