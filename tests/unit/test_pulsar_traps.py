@@ -247,7 +247,7 @@ def test_other_entries_than_those_of_a_compacted_ledger_are_refused(data: bytes)
 def test_encrypted_messages_fail_are_skipped_or_handed_over() -> None:
     cipher = entry(metadata({11: 3, 8: 3, 9: 66, 13: [message({1: b"k", 2: b"d"})], 6: b"key"}), b"cipher text")
     plain = entry(metadata(), b"plain")
-    with pytest.raises(MessageEncryptedError, match=r"encrypted.*\(ledger 5, entry 1\)"):
+    with pytest.raises(MessageEncryptedError, match=r"encrypted: set option pulsarEncrypted .*\(ledger 5, entry 1\)"):
         values(plain, cipher)
     assert values(plain, cipher, plain, encrypted=EncryptedPayloads.SKIP) == [b"plain", b"plain"]
     found = rows(plain, cipher, encrypted=EncryptedPayloads.RAW)

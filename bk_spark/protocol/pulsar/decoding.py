@@ -144,7 +144,7 @@ class MessageDecoder:
         if met.any() and self._encrypted is EncryptedPayloads.FAIL:
             index = int(np.argmax(met))
             raise MessageEncryptedError(
-                "the message is encrypted: set option encryptedMessages to skip or raw",
+                "the message is encrypted: set option pulsarEncrypted to skip or raw",
                 ledger_id=int(ledger_ids[index]),
                 entry_id=int(entry_ids[index]),
             )
