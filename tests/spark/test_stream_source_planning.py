@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.config import ClientConfig
@@ -607,6 +608,18 @@ def test_a_log_that_cannot_be_read_with_the_others(world: World) -> None:
     world.log("events-2", ARROW)
     with pytest.raises(InvalidArgumentError, match="log events-1 has entryFormat raw and log events-2 arrow"):
         next_offset(reader, start)
+
+
+def test_each_schema_of_the_logs_is_compared(world: World) -> None:
+    """One time, however many logs have it; also that of a log which is found later."""
+    wanted = StructType().add("id", "long")
+    for name, schema in (("events-1", wanted), ("events-2", wanted), ("events-3", StructType().add("text", "string"))):
+        world.log(name, LogSettings.create(ARROW.quorum, ARROW.digest_type, EntryFormat.ARROW, b"", schema.json()))
+    for pattern in ("events-.*", "events-[13]"):
+        options = {"metadataServiceUri": world.uri, "logRoot": world.store.root, "logPattern": pattern}
+        reader = StreamReader(parse_options(options, writing=False, streaming=True), wanted)
+        with pytest.raises(InvalidArgumentError, match="log events-3 has no column id"):
+            reader.initialOffset()
 
 
 def test_a_log_of_a_pattern_is_deleted(world: World, caplog: pytest.LogCaptureFixture) -> None:

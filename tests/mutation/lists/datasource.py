@@ -8,6 +8,13 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "Logs are compared with the schema of a query, each schema once.",
+        "bk_spark/datasource/planning.py",
+        "        if settings.schema_json in compared:\n",
+        "        if compared:\n",
+        ("tests/spark/test_stream_source_planning.py::test_each_schema_of_the_logs_is_compared",),
+    ),
+    Mutation(
         "A repeated first batch begins where it began the first time.",
         "bk_spark/datasource/stream/offsets.py",
         "        if position.start is not None:\n            return position.start\n",
