@@ -78,6 +78,8 @@ def main() -> None:
         "errors": secret_jobs.run_jobs(spark, given["guarded"], directory),
     }
     secret_jobs.keep_what_is_shown(spark, directory)
+    # The session and the process end right after the save.
+    connector.write(spark.sql("select cast(id as string) value from range(10)"), given["short_log"])
     spark.stop()
     print(json.dumps(answer))
 

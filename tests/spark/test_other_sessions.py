@@ -1,5 +1,5 @@
 """Two Spark sessions: what one wrote the other reads; tasks that fail once; data over unix domain sockets; what Spark
-keeps and shows of jobs with passwords."""
+keeps and shows of jobs with passwords; a job that ends as soon as it has saved."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from chispa import assert_df_equality
 
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.log.store import LogStore
+from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
+from bk_spark.log.formats.znodes import Policy
+from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.spark.session_script import ROWS, fingerprint, rows_of
 from tests.support.bookie import BookieProcess
 from tests.support.certificates import identity, write_pem
 from tests.support.connector import Connector
 from tests.support.jaas import bookie_keys, client_keys, write_jaas
-from tests.support.logs import listed_ledgers, registered_ledgers
+from tests.support.logs import commit_made_up, listed_ledgers, registered_ledgers
 
 #: The first test starts a Spark session, and waits for another one.
 pytestmark = pytest.mark.timeout(900)
@@ -80,8 +83,23 @@ def guarded(zk_only: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
+def short_log(logs: LogStore) -> Log:
+    """Its retention is due, and only the other session writes it."""
+    settings = LogSettings.create(Quorum(3, 2, 2), DigestType.CRC32C, EntryFormat.RAW, b"")
+    log = logs.create_log(f"short-{uuid.uuid4().hex[:8]}", settings, b"")
+    commit_made_up(log, (5, 500), (5, 500))
+    log.set_policy(Policy(retention_size_bytes=1))
+    assert log.zookeeper.exists(log.paths.maintenance) is None
+    return log
+
+
+@pytest.fixture(scope="module")
 def answer(
-    connector: Connector, parents_log: str, guarded: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    connector: Connector,
+    parents_log: str,
+    short_log: Log,
+    guarded: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
     """What the other session found, and the names of its logs, which are new if tests are run again."""
     names = {name: f"sessions-{name.replace('_', '-')}-{uuid.uuid4().hex[:8]}" for name in ("raw_log", "arrow_log")}
@@ -92,6 +110,7 @@ def answer(
         "uri": connector.metadata_service_uri,
         "parents_log": parents_log,
         "parents_arrow_log": arrow_log,
+        "short_log": short_log.name,
         "password": SECRET,
         "guarded": guarded,
         **names,
@@ -130,6 +149,15 @@ def test_tasks_that_failed_once_wrote_each_row_once(
     listed = listed_ledgers(logs.open_log(log))
     assert len(listed) == 2
     assert listed < registered_ledgers(logs.open_log(log)).keys()
+
+
+@pytest.mark.usefixtures("answer")
+def test_a_job_that_saves_and_stops_maintains_its_log(short_log: Log) -> None:
+    """Its process ends right after ``save()`` and ``stop()``, and no other process writes the log."""
+    snapshot = short_log.snapshot()
+    assert snapshot.next_offset == 20
+    assert snapshot.first_offset >= 10, "retention ran before the process ended"
+    assert short_log.zookeeper.exists(short_log.paths.maintenance) is not None
 
 
 def test_unix_domain_sockets(answer: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from bk_spark.bookie.metadata.ledger_ids import skip_ledger_ids
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bookie_server.local import LOOPBACK, LocalCluster
 from tests.support.connector import Connector
+from tests.support.nursery import QuickCluster
 from tests.support.servers import BOOKIE_SETTINGS, start_timeout_ms
 from tests.support.streams import running, sink
 
@@ -71,7 +72,7 @@ def _failure(error: StreamingQueryException) -> str:
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     directory = tmp_path / "cluster"
-    with LocalCluster(
+    with QuickCluster(
         directory, bookies=3, bookie_settings=BOOKIE_SETTINGS, start_timeout_ms=start_timeout_ms()
     ) as running_cluster:
         yield running_cluster

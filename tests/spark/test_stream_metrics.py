@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 from bk_spark.datasource.pyspark_api import HAS_LIMITS
-from bk_spark.datasource.stream_metrics import StreamMetrics
+from bk_spark.datasource.stream_metrics import QueryMetrics, StreamMetrics
 from tests.support.connector import Connector, texts
-
-_WAIT_S = 60
+from tests.support.streams import wait_until
 
 
 def test_rows_and_bytes_behind_by_log(connector: Connector, tmp_path: Path) -> None:
@@ -39,13 +37,12 @@ def test_rows_and_bytes_behind_by_log(connector: Connector, tmp_path: Path) -> N
         )
         query.awaitTermination(300)
         progress = [json.loads(one.json) for one in query.recentProgress if one.numInputRows]
-        until = time.monotonic() + _WAIT_S
         # Spark tells listeners from a thread of its own.
-        while not (found := [one for one in metrics.queries() if one.query == "metered"]) or (
-            found[0].values["batch_id"] < progress[-1]["batchId"]
-        ):
-            assert time.monotonic() < until, "the listener was not told of the last batch"
-            time.sleep(0.05)
+        wait_until(
+            lambda: any(one.values["batch_id"] >= progress[-1]["batchId"] for one in _metered(metrics)),
+            "word of the last batch to the listener",
+        )
+        found = _metered(metrics)
     finally:
         connector.spark.streams.removeListener(metrics)
     if not HAS_LIMITS:
@@ -61,6 +58,10 @@ def test_rows_and_bytes_behind_by_log(connector: Connector, tmp_path: Path) -> N
     # The checkpoint has nothing of it.
     offsets = (tmp_path / "checkpoint" / "offsets" / "0").read_text("utf-8")
     assert "behind" not in offsets
+
+
+def _metered(metrics: StreamMetrics) -> list[QueryMetrics]:
+    return [one for one in metrics.queries() if one.query == "metered"]
 
 
 def _parsed(offset: str | dict[str, Any]) -> dict[str, Any]:

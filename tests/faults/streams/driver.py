@@ -18,7 +18,8 @@ from tests.support.process_tree import command_of, session_members, signal_all
 from tests.support.processes import wait_until_ended
 
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
-MASTER: Final = "local-cluster[2,1,768]"
+#: Two tasks at a time, in so many executors.
+_MASTERS: Final = {1: "local-cluster[1,2,768]", 2: "local-cluster[2,1,768]"}
 _ENDED_TIMEOUT_MS: Final = 60_000
 _LOG_TAIL_BYTES: Final = 12_000
 
@@ -26,10 +27,14 @@ _LOG_TAIL_BYTES: Final = 12_000
 class Driver:
     """One start of the query: a session of processes of its own, so that all of them can be found."""
 
-    def __init__(self, settings: QuerySettings, directory: Path, number: int) -> None:
+    def __init__(self, settings: QuerySettings, directory: Path, number: int, executors: int = 2) -> None:
         self.number = number
         self.output = directory / f"driver-{number}.log"
-        argument = {**asdict(settings), "directory": str(directory / f"driver-{number}"), "master": MASTER}
+        argument = {
+            **asdict(settings),
+            "directory": str(directory / f"driver-{number}"),
+            "master": _MASTERS[executors],
+        }
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(

@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``from_log``: rows come from another log, not from Spark's rate source."""
+    """``from_log``: rows come from another log, not from Spark's rate source. ``executors``: 1 or 2."""
 
     seed: int
     from_log: bool
@@ -49,6 +49,7 @@ class Plan:
     rows_per_batch: int
     batches: int
     steps: tuple[Step, ...]
+    executors: int = 2
 
     @classmethod
     def make(cls, seed: int) -> Plan:

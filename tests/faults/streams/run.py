@@ -219,7 +219,7 @@ class StreamRun:
                 self._told += 1
 
     def _start(self) -> Driver:
-        driver = Driver(self._settings, self._directory, len(self._drivers))
+        driver = Driver(self._settings, self._directory, len(self._drivers), self._plan.executors)
         self._drivers.append(driver)
         self._timeline.note("plan", f"driver {driver.number} starts, batch {self._committed()} is the last")
         return driver
