@@ -66,12 +66,12 @@ class Bookies:
         heapq.heappush(self._due, (at_ms, next(self._numbers), what, pace, self.now_ms))
 
 
-def test_alone_copies_take_most_of_what_the_bookies_can_do() -> None:
+def test_alone_copies_take_more_than_half_of_what_the_bookies_can_do() -> None:
     bookies, pace = Bookies(100e6), CopyPace(LEAST)
     bookies.begin(pace)
     assert bookies.run(1) >= LEAST * 0.9
     bookies.run(10)
-    assert bookies.run(20) > 70e6
+    assert bookies.run(20) > 55e6
 
 
 def test_copies_make_room_when_clients_come_and_take_it_again_when_they_are_gone() -> None:
@@ -84,7 +84,7 @@ def test_copies_make_room_when_clients_come_and_take_it_again_when_they_are_gone
     assert LEAST * 0.9 <= bookies.run(20) < LEAST * 1.5
     bookies.clients = 0.0
     bookies.run(10)
-    assert bookies.run(20) > 70e6
+    assert bookies.run(20) > 55e6
 
 
 def test_however_slow_the_bookies_are_the_pace_stays_above_its_limit() -> None:
@@ -117,7 +117,7 @@ def test_two_workers_share_what_the_bookies_can_do() -> None:
 
 def test_one_slow_bookie_among_many_does_not_slow_all_copies() -> None:
     pace = CopyPace(LEAST)
-    others = [CopyRequest(f"b{number}", True, 26, BATCH_BYTES) for number in range(2, 12)]
+    others = [CopyRequest(f"b{number}", True, 26, BATCH_BYTES) for number in range(2, 42)]
     now_ms = 0.0
     for number in range(5_000):
         pace.take(BATCH_BYTES, now_ms)

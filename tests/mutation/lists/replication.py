@@ -148,7 +148,7 @@ MUTATIONS: Final = (
     Mutation(
         "Copies make room for clients.",
         "bk_spark/protocol/replication/copy_pace.py",
-        "if 2 * self._late > self._answers:",
+        "if _ONE_LATE_OF * self._late > self._answers:",
         "if self._late > 2 * self._answers:",
         ("tests/unit/test_copy_pace.py::test_copies_make_room_when_clients_come_and_take_it_again_when_they_are_gone",),
     ),
