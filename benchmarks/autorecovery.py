@@ -5,7 +5,7 @@ Apache's, in alternating order, the files are restored, the cluster and the daem
 of 1 KiB a second to bookies that stay. Then the bookie that most ledgers name is killed for good. The run ends when no
 ledger is marked and no metadata name the bookie. A sample of the entries is then read at every member.
 
-Cases: ``many`` are 1,000 ledgers of 1 MB; ``one`` is a ledger of 1 GB. Ledgers are closed, 3/3/2, CRC32C.
+Cases: ``many`` are 1,000 ledgers of 1 MB; ``one`` is a ledger of 1 GB. Ledgers are closed, 3/3/3, CRC32C.
 
 Both daemons are processes of their own with the same configuration: ``lostBookieRecoveryDelay=0``, no rate limits, no
 other checks, else their defaults. So ours repairs four ledgers at once (see ``--at-once``), and Apache's one. Apache's

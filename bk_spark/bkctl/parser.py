@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,24 +21,15 @@ CONF_VARIABLE: Final = "BK_CLIENT_CONF"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser, with the defaults that the environment gives now."""
-    parser = _parser()
-    parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None)
-    parser.set_defaults(client_conf=os.environ.get(CONF_VARIABLE) or None)
-    return parser
-
-
-# Made once: a program may call commands often, and sixty parsers take longer than many a command.
-@functools.cache
-def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="bkctl",
         description="Inspect and maintain a cluster: bookies, replication, ledgers and logs.",
         epilog="Options of all commands may come before or after the command.",
     )
     parser.add_argument("--version", action="version", version=f"bkctl {__version__}")
-    parser.set_defaults(log_root=DEFAULT_ROOT, password_file=None, json=False)
-    parser.set_defaults(without_cluster=False, without_uri=False)
+    parser.set_defaults(metadata_service_uri=os.environ.get(URI_VARIABLE) or None, log_root=DEFAULT_ROOT)
+    parser.set_defaults(client_conf=os.environ.get(CONF_VARIABLE) or None)
+    parser.set_defaults(password_file=None, json=False, without_cluster=False, without_uri=False)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor.add_commands(groups)
     bookies.add_commands(groups)

@@ -108,7 +108,7 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
     assert len(rows) >= 8
     for row in rows:
         file = ""
-        for name in re.findall(r"`(test_\w+(?:\.py)?)`", row):
+        for name in re.findall(r"`((?:\w+/)?test_\w+(?:\.py)?)`", row):
             if name.endswith(".py"):
                 (found,) = _TESTS.rglob(name)
                 file = found.read_text("utf-8")

@@ -121,7 +121,7 @@ class _Nursery:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._poll = select.poll()
-        #: By the descriptors of the proxies' sockets and of the forked processes.
+        #: By the descriptors of the proxies' sockets: they, and those of their processes. And the reverse.
         self._proxies: dict[int, tuple[socket.socket, int]] = {}
         self._processes: dict[int, tuple[int, int]] = {}
 
@@ -132,7 +132,8 @@ class _Nursery:
             self._poll.register(fd, select.POLLIN)
         open_for_more = True
         while open_for_more or self._processes:
-            for fd, _ in self._poll.poll():
+            # A new socket may get the number of one that is closed below: forks come last.
+            for fd, _ in sorted(self._poll.poll(), key=lambda event: event[0] == theirs):
                 if fd == ours:
                     open_for_more = False
                     shutil.rmtree(sys.argv[2], ignore_errors=True)
@@ -160,7 +161,7 @@ class _Nursery:
                 one.detach()  # closed below
             return _become(json.loads(message), fds)
         process = os.pidfd_open(pid)
-        self._proxies[proxy.fileno()] = proxy, pid
+        self._proxies[proxy.fileno()] = proxy, process
         self._processes[process] = pid, proxy.fileno()
         for fd in (process, proxy.fileno()):
             self._poll.register(fd, select.POLLIN)
@@ -174,7 +175,7 @@ class _Nursery:
         pid, fd = self._processes.pop(process)
         _, status = os.waitpid(pid, 0)
         proxy, its = self._proxies.get(fd, (None, 0))
-        if proxy is None or its != pid:
+        if proxy is None or its != process:
             return  # it ended before, and another may have its number
         self._poll.unregister(fd)
         del self._proxies[fd]
@@ -183,11 +184,11 @@ class _Nursery:
             proxy.send(b"%d" % (code if code >= 0 else 128 - code))
 
     def _end_process_of(self, proxy: int) -> None:
-        """Its proxy has ended. It is still to be waited for, so its number is its own."""
+        """Its proxy has ended."""
         self._poll.unregister(proxy)
-        gone, pid = self._proxies.pop(proxy)
+        gone, process = self._proxies.pop(proxy)
         gone.close()
-        os.kill(pid, signal.SIGTERM)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
 
 
 def _become(asked: dict[str, object], fds: list[int]) -> list[str]:

@@ -339,7 +339,8 @@ class RepairPerformer:
         self._repairs.read.add(action.read)
         entries, size_bytes = len(action.read.entry_ids), len(action.read.records)
         await self._repairs.throttle(entries * action.targets, size_bytes * action.targets)
-        await asyncio.sleep(self._repairs.pace.take(size_bytes * action.targets, time.monotonic() * 1000) / 1000)
+        # Targets share the work, so what several of them get counts once.
+        await asyncio.sleep(self._repairs.pace.take(size_bytes, time.monotonic() * 1000) / 1000)
         return ThrottlePassed(action.request_id)
 
 
