@@ -189,7 +189,8 @@ def test_r9_a_ledger_of_several_fragments_is_repaired(
             assert result.entries == copied
             # The pace was asked once for each entry, however many bookies got it, and has heard of each answer.
             once = len({entry_id for entry_id, bookie_id in before if bookie_id in victims})
-            assert pace.taken_bytes / result.size_bytes == pytest.approx(once / copied, rel=0.02)
+            assert result.size_bytes / len(victims) <= pace.taken_bytes <= result.size_bytes
+            assert (pace.taken_bytes < result.size_bytes) == (once < copied)
             assert sum(request.entries for request in pace.requests if request.write) == copied
             assert sum(request.size_bytes for request in pace.requests if request.write) == result.size_bytes
             assert sum(request.size_bytes for request in pace.requests if not request.write) > 0
