@@ -28,13 +28,14 @@ from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.journal_writer import JournalWriter
 from bookie_server.storage.records import Records
 from tests.support.entry_log_building import Logs, mapped, stored
+from tests.support.machine import cannot_run
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """A directory on a disk."""
     if not files.takes_direct_writes(str(tmp_path)):
-        pytest.skip(f"{tmp_path} takes no direct writes")
+        cannot_run(f"{tmp_path} takes no direct writes")
     return tmp_path
 
 
@@ -99,7 +100,7 @@ def test_going_back(appended: tuple[AppendedFile, Path], kept_bytes: int, lost_b
 
 def test_a_file_system_in_memory_takes_no_direct_writes(disk: Path) -> None:
     if not os.path.isdir("/dev/shm"):
-        pytest.skip("there is no file system in memory")
+        cannot_run("there is no file system in memory")
     assert not files.takes_direct_writes("/dev/shm")
     assert choose_direct([str(disk), "/dev/shm"], True, "journals") == {str(disk)}
     assert choose_direct([str(disk)], False, "journals") == frozenset()

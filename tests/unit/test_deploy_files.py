@@ -20,6 +20,7 @@ from bookie_server.config.config import BookieConfig
 from bookie_server.config.load import load_config
 from bookie_server.process import EXIT_BOOKIE_ERROR
 from tests.support.deploy import DEPLOY, read_yaml
+from tests.support.machine import cannot_run
 
 CONFIGURATIONS = ("docker/bk_server.conf", "kubernetes/base/bk_server.conf", "systemd/bk_server.conf")
 #: Where the configuration is on a bookie's host, as in docs/operations.md.
@@ -106,8 +107,9 @@ def test_systemd_does_not_start_again_what_a_person_must_mend() -> None:
     assert interval / (pause + 10) < burst < interval / pause
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        cannot_run("no systemd-analyze")
     unit = (DEPLOY / "systemd" / "bookie.service").read_text("utf-8")
     # The program must exist.
     copy = tmp_path / "bookie.service"
@@ -172,8 +174,9 @@ def test_selectors_select_the_pods_and_names_fit() -> None:
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_kustomize_builds_them_with_racks_and_for_a_trial(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        cannot_run("no kubectl")
     folder = os.path.relpath(DEPLOY / "kubernetes", tmp_path.resolve())
     wanted = {"namespace": "here", "resources": [f"{folder}/base"], "components": [f"{folder}/racks"]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(wanted))
