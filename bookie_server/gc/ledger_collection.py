@@ -161,7 +161,7 @@ class LedgerCollection:
     def _prepare_locks(self) -> None:
         self._locks.prepare()
         if not self._proof or self._locks.zk.get_latest(self._proof) is None:
-            self._proof = self._locks.begin_worker(f"garbage collection of {self._reads.identity.bookie_id}")
+            self._proof = self._locks.begin_collector(self._reads.identity.bookie_id)
 
     async def _release(self, release: Callable[[], None]) -> None:
         """A lock that stays keeps replication from its ledger for as long as the session lasts."""

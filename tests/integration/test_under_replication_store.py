@@ -64,7 +64,7 @@ def test_prepare_makes_apaches_layout(zookeeper: ZooKeeper, ledgers_root: str) -
         assert layout is not None
         assert (layout.data, layout.version) == (b'type: "BASIC"\nversion: 1\n', 0)
         names = zookeeper.children(f"{ledgers_root}/underreplication") or []
-        assert sorted(names) == ["LAYOUT", "auditorelection", "ledgers", "locks", "workers"]
+        assert sorted(names) == ["LAYOUT", "auditorelection", "collectors", "ledgers", "locks", "workers"]
 
 
 def test_prepare_refuses_another_layout_and_changes_nothing(zookeeper: ZooKeeper, ledgers_root: str) -> None:

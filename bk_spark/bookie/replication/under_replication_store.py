@@ -97,7 +97,8 @@ class UnderReplicationStore(LedgerMarks):
             self.zk.ensure_path(self.paths.base)
             with contextlib.suppress(NodeExistsError, OutcomeUnknownError):
                 self.zk.create(self.paths.layout, LAYOUT)
-        for path in (self.paths.marks, self.paths.locks, self.paths.workers, self.paths.election):
+        paths = self.paths
+        for path in (paths.marks, paths.locks, paths.workers, paths.collectors, paths.election):
             self.zk.ensure_path(path)
 
     def begin_worker(self, name: str) -> str:
@@ -106,15 +107,22 @@ class UnderReplicationStore(LedgerMarks):
         It ends with the session. ``name`` informs people. Call this again after SessionLostError. All locks are gone
         then.
         """
+        return self._prove_session(self.paths.workers, name)
+
+    def begin_collector(self, bookie_id: str) -> str:
+        """The same as :meth:`begin_worker` for a bookie's garbage collection, which is not listed among the workers."""
+        return self._prove_session(self.paths.collectors, bookie_id)
+
+    def _prove_session(self, directory: str, name: str) -> str:
         for _ in range(ATTEMPTS):
-            path = f"{self.paths.workers}/{uuid.uuid4().hex}"
+            path = f"{directory}/{uuid.uuid4().hex}"
             try:
                 return self.zk.create(path, encode_worker(name), ephemeral=True)
             except OutcomeUnknownError:
                 found = self.zk.get_latest(path)
                 if found is not None and found.owner_session == self.zk.session_id:
                     return path
-        raise MetadataUnavailableError(f"no worker could be registered below {self.paths.workers}")
+        raise MetadataUnavailableError(f"no session could be registered below {directory}")
 
     def lock(self, ledger_id: int, *, proof: str) -> bool:
         """Take a ledger's lock. Return False if another worker, a bookie's garbage collection or a tool holds it.
@@ -124,7 +132,7 @@ class UnderReplicationStore(LedgerMarks):
         ledger_id
             The ledger. Whether it is marked is not checked.
         proof
-            The path from :meth:`begin_worker`. The lock and the proof end together.
+            The path from :meth:`begin_worker` or :meth:`begin_collector`. The lock and the proof end together.
 
         Raises
         ------

@@ -7,6 +7,7 @@ path                                  kind       content
 ``ledgers/0000/0012/3456/789a/urL…``  persistent text: a *mark*, which names the bookies that lack copies
 ``locks/urL…``                        ephemeral  text: who repairs the ledger
 ``workers/<uuid>``                    ephemeral  JSON: a worker's session (ours, Apache ignores it)
+``collectors/<uuid>``                 ephemeral  JSON: the session of a bookie's garbage collection (ours, likewise)
 ``auditorelection``                   persistent text: the auditor
 ``auditorelection/V_nnnnnnnnnn``      ephemeral  text: a vote (sequential). The smallest number wins
 ``disable``                           persistent empty. While it exists, nothing is replicated
@@ -89,6 +90,10 @@ class UnderReplicationPaths:
     @property
     def workers(self) -> str:
         return f"{self.base}/workers"
+
+    @property
+    def collectors(self) -> str:
+        return f"{self.base}/collectors"
 
     @property
     def election(self) -> str:
