@@ -70,27 +70,33 @@ def test_c4_a_fence_outlives_kill_9(bookie: BookieProcess) -> None:
         assert connection.add(unknown, [0]) == [Code.FENCED]
 
 
+def wait_logged(bookie: LocalBookie, payload: bytes) -> list[tuple[Path, int]]:
+    """Where the payload is in entry logs, once the flush that wrote it is over."""
+    deadline, pause = time.monotonic() + 30, threading.Event()
+    while not (places := _find(bookie, payload)):
+        assert time.monotonic() < deadline, f"{payload!r} does not come into an entry log of {bookie.id}"
+        pause.wait(0.02)
+    return places
+
+
+def _find(bookie: LocalBookie, payload: bytes) -> list[tuple[Path, int]]:
+    directory = bookie.directory / "ledgers" / "current"
+    places: list[tuple[Path, int]] = []
+    for path in sorted(directory.glob("*.log")):
+        content, at = path.read_bytes(), -1
+        while (at := content.find(payload, at + 1)) >= 0:
+            places.append((path, at))
+    # The mark comes last.
+    marked = (directory / "lastMark").stat().st_mtime_ns
+    return [] if any(path.stat().st_mtime_ns > marked for path, _ in places) else places
+
+
 class Damage:
     """Flips bytes of an entry in a bookie's entry logs; :meth:`undo` flips them back."""
 
     def __init__(self, bookie: LocalBookie, payload: bytes, offset: int) -> None:
-        deadline, pause = time.monotonic() + 30, threading.Event()
-        while not (places := self._find(bookie, payload, offset)):
-            assert time.monotonic() < deadline, f"{payload!r} does not come into an entry log of {bookie.id}"
-            pause.wait(0.02)
-        self._places = places
+        self._places = [(path, at + offset) for path, at in wait_logged(bookie, payload)]
         self._flip()
-
-    def _find(self, bookie: LocalBookie, payload: bytes, offset: int) -> list[tuple[Path, int]]:
-        """Where the entry is, once the flush that wrote it is over: the mark comes last."""
-        directory = bookie.directory / "ledgers" / "current"
-        places: list[tuple[Path, int]] = []
-        for path in sorted(directory.glob("*.log")):
-            content, at = path.read_bytes(), -1
-            while (at := content.find(payload, at + 1)) >= 0:
-                places.append((path, at + offset))
-        marked = (directory / "lastMark").stat().st_mtime_ns
-        return [] if any(path.stat().st_mtime_ns > marked for path, _ in places) else places
 
     def undo(self) -> None:
         self._flip()
@@ -140,7 +146,9 @@ def test_c7_a_damaged_entry_is_read_from_another_bookie(
     ensemble = writer.close().last_segment.ensemble
     for bookie_id in ensemble[:2]:
         damaged = of_cluster(cluster, bookie_id)
-        wait_held(damaged, writer.ledger_id, 7)
+        wait_held(damaged, writer.ledger_id, 19)
+        # With a damaged size, the bookie reads on into what follows, which a later flush might bring only then.
+        wait_logged(damaged, payloads[19])
         Damage(damaged, payloads[7], offset)
         with Connection(damaged.port) as connection:
             answer = connection.read(writer.ledger_id, 7)
