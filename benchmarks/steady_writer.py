@@ -20,7 +20,7 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
 
-QUORUM: Final = Quorum(3, 3, 2)
+_QUORUM: Final = Quorum(3, 3, 2)
 PASSWORD: Final = b"benchmark"
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TRIES: Final = 100
@@ -78,7 +78,7 @@ class SteadyWriter:
 def _writer_without(client: BlockingClient, uri: str, avoided: str) -> BlockingWriter:
     ledgers = LedgerStore(client.zookeeper, MetadataServiceUri.parse(uri))
     for _ in range(_TRIES):
-        writer = client.create(quorum=QUORUM, password=PASSWORD)
+        writer = client.create(quorum=_QUORUM, password=PASSWORD)
         if avoided not in ledgers.read(writer.ledger_id).metadata.last_segment.ensemble:
             return writer
         writer.close()

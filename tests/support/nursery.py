@@ -7,7 +7,6 @@ Each is forked from one process that has imported everything, the *nursery*. Fro
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import gc
@@ -24,11 +23,11 @@ from typing import Any, AnyStr, Final
 
 from bookie_server.local import LocalCluster
 from bookie_server.local.process import GuardedProcessGroup
+from tests.support.forked import take_over
 from tests.support.servers import ZOOKEEPER_ARCHIVE, ZOOKEEPER_MAIN
 
 _REPOSITORY: Final = Path(__file__).resolve().parents[2]
 _PROGRAM: Final = [sys.executable, "-m", "bookie_server"]
-_STANDARD_FDS: Final = 3
 _MAX_FDS: Final = 16
 _MAX_MESSAGE_BYTES: Final = 1 << 20
 _ANSWER_TIMEOUT_S: Final = 120.0
@@ -152,7 +151,7 @@ def _serve(control: socket.socket) -> list[str]:
             pid = os.fork()
             if not pid:
                 control.close()
-                _become(about, fds)
+                take_over(about, fds)
                 return list(about["arguments"])
             if about["group"] != -1:
                 os.setpgid(pid, about["group"])
@@ -162,20 +161,6 @@ def _serve(control: socket.socket) -> list[str]:
         control.send(os.read(told, 64))
         for fd in (told, tells, *fds):
             os.close(fd)
-
-
-def _become(about: dict[str, Any], fds: Sequence[int]) -> None:
-    """Take over what the test process gave."""
-    for number, fd in enumerate(fds[:_STANDARD_FDS]):
-        os.dup2(fd, number)
-    kept = {*range(_STANDARD_FDS), *fds[_STANDARD_FDS:]}
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd not in kept:
-            with contextlib.suppress(OSError):  # it listed the directory
-                os.close(fd)
-    os.chdir(about["directory"])
-    os.environ.clear()
-    os.environ.update(about["environment"])
 
 
 def _main() -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import select
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 _LISTEN = "0A"
@@ -24,43 +22,29 @@ def wait_until_ended(pid: int, timeout_ms: int) -> bool:
         os.close(handle)
 
 
-@dataclass(frozen=True, slots=True)
-class TcpSocket:
-    inode: str
-    listening: bool
-    local: tuple[str, int]
-    remote: tuple[str, int]
+def listening_addresses(pid: int) -> set[tuple[str, int]]:
+    """Address and port of every TCP socket that ``pid`` listens on."""
+    inodes = _socket_inodes(pid)
+    found = set()
+    for table in ("tcp", "tcp6"):
+        # Of all processes in the same network namespace, and of connections that have ended.
+        for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[9] in inodes:
+                found.add(_endpoint(fields[1]))
+    return found
 
 
-def socket_inodes(pid: int | str) -> list[str]:
-    """Inode of every socket that ``pid`` (or ``"self"``) holds open, once for each descriptor."""
-    inodes = []
+def _socket_inodes(pid: int) -> set[str]:
+    inodes = set()
     for entry in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{entry}")
         except FileNotFoundError:
             continue
         if target.startswith("socket:["):
-            inodes.append(target[len("socket:[") : -1])
+            inodes.add(target[len("socket:[") : -1])
     return inodes
-
-
-def tcp_sockets(pid: int | str, inodes: Collection[str]) -> list[TcpSocket]:
-    """The TCP sockets of ``pid``'s network namespace that are among ``inodes``, whichever process holds them."""
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:
-            fields = line.split()
-            if fields[9] not in inodes:
-                continue  # hundreds of connections that have ended
-            found.append(TcpSocket(fields[9], fields[3] == _LISTEN, _endpoint(fields[1]), _endpoint(fields[2])))
-    return found
-
-
-def listening_addresses(pid: int) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket that ``pid`` listens on."""
-    inodes = set(socket_inodes(pid))
-    return {one.local for one in tcp_sockets(pid, inodes) if one.listening}
 
 
 def _endpoint(text: str) -> tuple[str, int]:

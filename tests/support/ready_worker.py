@@ -29,7 +29,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from tests.support.forked import STANDARD_FDS, take_over
 
 #: What the steps before a task and the tasks need: to make the data source, to plan, to write and read, to commit.
 _IMPORTS: Final = (
@@ -50,7 +52,6 @@ _IMPORTS: Final = (
 _REPOSITORY: Final = Path(__file__).resolve().parents[2]
 #: Room for the names that forked processes give themselves.
 _ROOM: Final = "-" * 200
-_STANDARD_FDS: Final = 3
 _MAX_MESSAGE_BYTES: Final = 1 << 17
 #: Run without the standard places of packages, which take most of a Python's start.
 _PROXY: Final = """\
@@ -151,8 +152,8 @@ class _Nursery:
 
     def _fork(self) -> list[str] | None:
         proxy, _ = self._listener.accept()
-        message, fds, _, _ = socket.recv_fds(proxy, _MAX_MESSAGE_BYTES, _STANDARD_FDS)
-        if len(fds) < _STANDARD_FDS:
+        message, fds, _, _ = socket.recv_fds(proxy, _MAX_MESSAGE_BYTES, STANDARD_FDS)
+        if len(fds) < STANDARD_FDS:
             proxy.close()  # it was ended before it could ask
             return None
         pid = os.fork()
@@ -191,23 +192,13 @@ class _Nursery:
         signal.pidfd_send_signal(process, signal.SIGTERM)
 
 
-def _become(asked: dict[str, object], fds: list[int]) -> list[str]:
+def _become(asked: dict[str, Any], fds: list[int]) -> list[str]:
     """Take over what Spark gave to the proxy."""
-    for number, fd in enumerate(fds):
-        os.dup2(fd, number)
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd >= _STANDARD_FDS:
-            with contextlib.suppress(OSError):  # it listed the directory
-                os.close(fd)
-    arguments, environment = asked["arguments"], asked["environment"]
-    assert isinstance(arguments, list)
-    assert isinstance(environment, dict)
-    os.chdir(str(asked["directory"]))
-    os.environ.clear()
-    os.environ.update(environment)
+    take_over(asked, fds)
+    arguments: list[str] = asked["arguments"]
     # As ``python -m`` has it. pyspark and py4j are installed here. Of Spark's own archives of them, each worker would
     # read the tables of contents twenty times (importlib.invalidate_caches).
-    given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path[-4:] != ".zip"]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path[-4:] != ".zip"]
     sys.path[:] = [os.getcwd(), *given, *sys.path[1:]]
     _name_process(f"python -m {' '.join(arguments)}")
     return arguments
