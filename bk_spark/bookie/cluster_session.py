@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from bk_spark.bookie.config import GRPC, ClientConfig
 from bk_spark.bookie.connection.allocator import keep_freed_memory
@@ -17,6 +18,10 @@ from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+
+#: Pools that are kept for those who want one of their own next, and the connections of a pool that is kept.
+_MOST_SPARE_POOLS: Final = 8
+_MOST_SPARE_CONNECTIONS: Final = 32
 
 
 class ClusterSession:
@@ -49,6 +54,8 @@ class ClusterSession:
         both = config.transport == GRPC or not config.use_v2_wire_protocol
         self.pool = self.pool_v3 if both else self.new_pool()
         self._shared = shared
+        self._spare: list[ConnectionPool[LedgerConnection]] = []
+        self._closed = False
 
     @classmethod
     def connect(cls, uri: MetadataServiceUri, config: ClientConfig, shared: ZooKeeper | None) -> ClusterSession:
@@ -89,6 +96,18 @@ class ClusterSession:
             connects_by(BookieConnectionV3, self.services.address, self._tls, self._logins), self.config
         )
 
+    def take_pool(self) -> ConnectionPool[LedgerConnection]:
+        """Return a pool that nobody else uses: one that was given back, or a new one. A connection costs a handshake
+        and a login."""
+        return self._spare.pop() if self._spare else self.new_pool()
+
+    async def give_back(self, pool: ConnectionPool[LedgerConnection]) -> None:
+        """Take back a pool from :meth:`take_pool` for others. No answer may come over it any more."""
+        if self._closed or len(self._spare) >= _MOST_SPARE_POOLS or len(pool) > _MOST_SPARE_CONNECTIONS:
+            await pool.close()
+        else:
+            self._spare.append(pool)
+
     def _new_grpc_pool(self) -> ConnectionPool[ControlConnection]:
         """Raises InvalidArgumentError if the packages of gRPC are missing."""
         try:
@@ -102,6 +121,8 @@ class ClusterSession:
 
     async def close(self) -> None:
         """Close all connections, and the session with ZooKeeper if it is not shared. Safe to repeat."""
-        for pool in (self.pool, self.pool_v3):
+        self._closed = True
+        spare, self._spare = self._spare, []
+        for pool in (self.pool, self.pool_v3, *spare):
             await pool.close()
         await asyncio.to_thread(self.services.close, None if self._shared else self.zookeeper)

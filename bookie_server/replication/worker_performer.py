@@ -11,7 +11,7 @@ from random import SystemRandom
 from typing import Any, Final, Protocol
 
 from bk_spark.bookie.metadata.proven_changes import put
-from bk_spark.protocol.errors import BookKeeperError, NoNodeError
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
 from bk_spark.protocol.metadata.under_replication import Mark, locked_ledger
 from bk_spark.protocol.replication.actions import Gone, LockLost, NothingBad, Repaired, RepairResult, Unrepairable
@@ -186,8 +186,7 @@ class WorkerPerformer:
     def _finish(self, ledger_id: int, version: int) -> None:
         """Blocking."""
         access = self._access
-        with contextlib.suppress(NoNodeError):
-            access.zk.delete(reason_path(access.uri.root, ledger_id))
+        access.store.forget_reason(ledger_id)
         access.store.finish(ledger_id, version, proof=access.proof)
 
     async def _note(self, note: NoteReason) -> None:

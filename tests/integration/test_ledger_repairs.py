@@ -4,6 +4,8 @@ its write set and compared, byte for byte, with what its writer stored."""
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,13 +19,22 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of
+from bk_spark.bookie.replication.stored_adds import StoredAdds
 from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
 from bk_spark.protocol.codes import Code, DigestType
+from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.replication.actions import LockLost, NothingBad, Repaired, RepairResult, Unrepairable
+from bk_spark.protocol.replication.actions import (
+    LockLost,
+    NothingBad,
+    Repaired,
+    RepairResult,
+    StoredEntries,
+    Unrepairable,
+)
 from bk_spark.protocol.replication.copy_pace import CopyPace, CopyRequest
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
@@ -154,6 +165,13 @@ def write(
     metadata = writer.close()
     assert len(metadata.segments) == 2
     return writer.ledger_id, metadata
+
+
+def write_closed(client: BlockingClient) -> tuple[int, LedgerMetadata]:
+    """A closed ledger of one entry at four of the six bookies."""
+    writer = client.create(quorum=Quorum(4, 4, 4), password=b"secret")
+    writer.append(b"entry")
+    return writer.ledger_id, writer.close()
 
 
 @pytest.mark.parametrize("config", [CONFIG, V3], ids=["v2", "v3"])
@@ -341,6 +359,71 @@ def test_a_cancelled_repair_leaves_nothing_under_way(cluster: LocalCluster, clie
             with pytest.raises(asyncio.CancelledError):
                 await repair
             assert worker.repairs.ledgers.read_latest(ledger_id).metadata.segments == metadata.segments
+        finally:
+            await worker.close()
+
+    asyncio.run(play())
+
+
+def test_repairs_share_connections_one_after_another(cluster: LocalCluster, client: BlockingClient) -> None:
+    written = [write_closed(client) for _ in range(2)]
+    first, second = (metadata.last_segment.ensemble for _, metadata in written)
+    victim = next(bookie_id for bookie_id in first if bookie_id in second)
+    kill(cluster, client, victim)
+    pools = set()
+
+    async def play() -> None:
+        worker = await Worker.start(cluster)
+        try:
+            for ledger_id, metadata in written:
+                assert isinstance(await worker.repair(ledger_id, victim), Repaired)
+                repaired = worker.repairs.ledgers.read_latest(ledger_id).metadata
+                (target,) = set(repaired.last_segment.ensemble) - set(metadata.last_segment.ensemble)
+                pool, other = worker.session.take_pool(), worker.session.take_pool()
+                pools.add(pool)
+                connection = pool.existing(target)
+                assert connection is not None
+                assert other.existing(target) is None
+                await worker.session.give_back(pool)
+        finally:
+            await worker.close()
+        assert connection.closed
+        assert len(pools) == 1
+
+    asyncio.run(play())
+
+
+def test_a_pool_is_not_shared_while_a_late_answer_may_come(cluster: LocalCluster, client: BlockingClient) -> None:
+    ledger_id, metadata = write_closed(client)
+    bookie = next(one for one in cluster.bookies if one.id not in metadata.last_segment.ensemble)
+
+    async def play() -> None:
+        worker = await Worker.start(cluster)
+        try:
+            holder = await worker.session.pool.get(metadata.last_segment.ensemble[0])
+            stored = bytes((await holder.read(ledger_id, range(1)))[0].stored)
+            entries = StoredEntries(range(1), memoryview(len(stored).to_bytes(4, "big") + stored))
+            pool = worker.session.take_pool()
+            await pool.get(bookie.id)
+            assert bookie.pid is not None
+            os.kill(bookie.pid, signal.SIGSTOP)
+            try:
+                adds = StoredAdds(ledger_id, master_key(b"secret"), pool)
+                add = asyncio.ensure_future(adds.write(bookie.id, entries))
+                done, _ = await asyncio.wait([add], timeout=0.2)
+                assert not done
+                add.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await add
+                assert not adds.end()
+            finally:
+                os.kill(bookie.pid, signal.SIGCONT)
+            await pool.close()
+            pool = worker.session.take_pool()
+            again = StoredAdds(ledger_id, master_key(b"secret"), pool)
+            assert await again.write(bookie.id, entries) is Code.OK
+            assert again.end()
+            await worker.session.give_back(pool)
         finally:
             await worker.close()
 

@@ -390,6 +390,39 @@ def test_finish_leaves_nothing_behind(store: UnderReplicationStore) -> None:
     assert directories(store) == []
 
 
+def test_the_end_of_a_repair_takes_one_transaction(store: UnderReplicationStore) -> None:
+    """A deletion in vain is a transaction, too: ZooKeeper writes it to its disk."""
+
+    def transactions() -> int:
+        path = store.zk.create(f"{store.paths.root}/probe")
+        found = store.zk.exists(path)
+        assert found is not None
+        store.zk.delete(path)
+        return found.created_zxid
+
+    proof = store.begin_worker("w")
+    for ledger_id in (LEDGER, LEDGER + 1):
+        store.mark(ledger_id, [B1])
+    assert store.lock(LEDGER, proof=proof)
+    before = transactions()
+    store.forget_reason(LEDGER)
+    assert store.finish(LEDGER, 0, proof=proof)
+    # The deletion and the creation of the probe are two.
+    assert transactions() - before == 3
+
+
+def test_what_lies_beside_a_mark_does_not_keep_it(store: UnderReplicationStore) -> None:
+    proof = store.begin_worker("w")
+    store.mark(LEDGER, [B1])
+    beside = f"{store.paths.mark(LEDGER).rpartition('/')[0]}/note"
+    store.zk.create(beside)
+    assert store.lock(LEDGER, proof=proof)
+    assert store.finish(LEDGER, 0, proof=proof)
+    assert store.read_mark(LEDGER) is None
+    assert store.locks() == {}
+    assert store.zk.exists(beside) is not None
+
+
 def test_a_ledger_that_was_marked_again_stays_marked(
     store: UnderReplicationStore, other: UnderReplicationStore
 ) -> None:

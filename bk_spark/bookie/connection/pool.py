@@ -66,6 +66,10 @@ class ConnectionPool(Generic[_C_co]):
         self._connecting: dict[str, asyncio.Task[_C_co]] = {}
         self._closed = False
 
+    def __len__(self) -> int:
+        """The number of connections. One that broke counts until it is replaced."""
+        return len(self._connections)
+
     def existing(self, bookie_id: str) -> _C_co | None:
         """Return the live connection, if there is one."""
         connection = self._connections.get(bookie_id)

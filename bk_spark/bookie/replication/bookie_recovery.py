@@ -27,12 +27,10 @@ from bk_spark.protocol.errors import (
     BookKeeperError,
     MetadataFormatError,
     MetadataUnavailableError,
-    NoNodeError,
     NoSuchLedgerError,
     SessionLostError,
 )
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.metadata.replication_notes import reason_path
 from bk_spark.protocol.metadata.under_replication import Mark, decode_lock
 from bk_spark.protocol.replication.actions import LockLost, Repaired, RepairResult, Unrepairable
 from bk_spark.protocol.replication.copy_rate import CopyRate
@@ -248,8 +246,7 @@ class _Recovery:
         return await asyncio.to_thread(function, *arguments, **named)
 
     def _finish(self, ledger_id: int, mark_version: int) -> None:
-        with contextlib.suppress(NoNodeError):
-            self._zk.delete(reason_path(self._ledgers.root, ledger_id))
+        self._store.forget_reason(ledger_id)
         self._store.finish(ledger_id, mark_version, proof=self._proof)
 
     def _why_not_done(self, ledger_id: int, result: RepairResult) -> str | None:

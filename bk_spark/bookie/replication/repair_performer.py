@@ -118,7 +118,7 @@ class LedgerRepairs:
     Parameters
     ----------
     session
-        Services and connections. Copies are written over connections of each repair's own.
+        Services and connections. Copies are written over connections that one repair has to itself.
     reads
         How entries are read.
     ledgers
@@ -202,12 +202,16 @@ class RepairPerformer:
         # Reading needs only the id: the machine verifies.
         unverified = LedgerKey(ledger_id, DigestType.DUMMY, digest_function(DigestType.DUMMY, b""))
         self._read = Performer(unverified, repairs.reads)
-        self._pool = self._session.new_pool()
+        self._pool = self._session.take_pool()
         self._adds: StoredAdds | None = None
 
     async def close(self) -> None:
-        """Close the connections over which copies were written, so that no late answer is taken for another one."""
-        await self._pool.close()
+        """Give back the connections over which copies were written. If an answer is still to come, close them, so that
+        it is not taken for another one."""
+        if self._adds is None or self._adds.end():
+            await self._session.give_back(self._pool)
+        else:
+            await self._pool.close()
 
     def __call__(self, action: RepairAction) -> Coroutine[Any, Any, RepairEvent | None] | RepairEvent | None:
         match action:

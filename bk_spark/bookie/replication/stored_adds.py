@@ -52,6 +52,14 @@ class StoredAdds:
         self._key = key
         self._pool = pool
         self._open: dict[str, list[_Batch]] = {}
+        self._used: set[LedgerConnection] = set()
+        self._given_up = False
+
+    def end(self) -> bool:
+        """End the repair's adds, none of which is under way. Return whether no answer can come any more."""
+        for connection in self._used:
+            connection.unlisten(self._ledger_id)
+        return not self._given_up
 
     async def write(self, bookie_id: str, entries: StoredEntries) -> Code:
         """Add the entries. Return OK when the bookie has stored all of them, else the first other code.
@@ -67,6 +75,7 @@ class StoredAdds:
         batch = _Batch(entry_ids)
         batches = self._open.setdefault(bookie_id, [])
         batches.append(batch)
+        self._used.add(connection)
         connection.listen(self._ledger_id, self._on_answers, self._on_loss)
         try:
             connection.send([frames])
@@ -75,6 +84,8 @@ class StoredAdds:
             return await batch.done
         finally:
             batches.remove(batch)
+            # A broken connection brings no more answers.
+            self._given_up |= not batch.answered.all() and not connection.closed
 
     def _on_answers(self, bookie_id: str, entry_ids: npt.NDArray[np.int64], codes: npt.NDArray[np.int32]) -> None:
         for batch in self._open.get(bookie_id, ()):

@@ -29,9 +29,11 @@ from bk_spark.protocol.errors import (
     MetadataFormatError,
     MetadataUnavailableError,
     NodeExistsError,
+    NoNodeError,
     OutcomeUnknownError,
     SessionLostError,
 )
+from bk_spark.protocol.metadata.replication_notes import reason_path
 from bk_spark.protocol.metadata.under_replication import (
     LAYOUT,
     MARK_DEPTH,
@@ -215,6 +217,14 @@ class UnderReplicationStore(LedgerMarks):
             if found is not None
         }
 
+    def forget_reason(self, ledger_id: int) -> None:
+        """Delete the note why a ledger could not be repaired. Raises MetadataUnavailableError."""
+        reason = reason_path(self.paths.root, ledger_id)
+        # A deletion in vain would cost a transaction, which ZooKeeper writes to its disk. Hardly any ledger has a note.
+        if self.zk.exists(reason) is not None:
+            with contextlib.suppress(NoNodeError):
+                self.zk.delete(reason)
+
     def finish(self, ledger_id: int, version: int, *, proof: str) -> bool:
         """Delete a ledger's mark at ``version``, the empty directories above it, and the ledger's lock.
 
@@ -244,14 +254,20 @@ class UnderReplicationStore(LedgerMarks):
             again, or :meth:`release`.
         """
         mark, lock = self.paths.mark(ledger_id), self.paths.lock(ledger_id)
+        # The mark is alone in its directory.
+        directory = [DeleteOp(mark.rpartition("/")[0])]
         for _ in range(ATTEMPTS):
             found = self.zk.get_latest(lock)
             if found is None or found.owner_session != self.zk.session_id:
                 # If a reply was lost, the transaction took effect.
                 break
             try:
-                prove_and_change(self.zk, proof, [DeleteOp(mark, version), DeleteOp(lock)])
+                prove_and_change(self.zk, proof, [DeleteOp(mark, version), *directory, DeleteOp(lock)])
             except TransactionConflictError as conflict:
+                if directory and conflict.operation == directory[0]:
+                    # Somebody put something beside the mark.
+                    directory.clear()
+                    continue
                 if conflict.operation.path == mark:
                     self.release(ledger_id)
                 return conflict.reason == "NoNodeError" and conflict.operation.path == mark
@@ -275,7 +291,12 @@ class UnderReplicationStore(LedgerMarks):
         with contextlib.suppress(MetadataConflictError, MetadataUnavailableError):
             for _ in range(MARK_DEPTH):
                 path = path.rpartition("/")[0]
-                self.zk.delete(path)
+                # See forget_reason.
+                found = self.zk.exists(path)
+                if found is not None and found.children:
+                    return
+                if found is not None:
+                    self.zk.delete(path)
 
 
 def _holder(found: Znode, path: str) -> str | None:

@@ -93,9 +93,16 @@ MUTATIONS: Final = (
     Mutation(
         "A mark that was made again meanwhile is kept.",
         "bk_spark/bookie/replication/under_replication_store.py",
-        "[DeleteOp(mark, version), DeleteOp(lock)]",
-        "[DeleteOp(mark, -1), DeleteOp(lock)]",
+        "[DeleteOp(mark, version), *directory, DeleteOp(lock)]",
+        "[DeleteOp(mark, -1), *directory, DeleteOp(lock)]",
         ("tests/integration/test_under_replication_store.py::test_a_ledger_that_was_marked_again_stays_marked",),
+    ),
+    Mutation(
+        "Connections over which an answer may still come are not used for another ledger.",
+        "bk_spark/bookie/replication/stored_adds.py",
+        "return not self._given_up",
+        "return True",
+        ("tests/integration/test_ledger_repairs.py::test_a_pool_is_not_shared_while_a_late_answer_may_come",),
     ),
     Mutation(
         "A lock is given back only with the proof of the session that took it.",
