@@ -5,6 +5,9 @@ Liveness, readiness and metrics are asked over a connection each, as probes and 
 over the bookie's own protocol. A latency counts from when the request was due. Two bookies are measured as in
 ``stalled_peers``: alone; while the other one is attacked, "elsewhere", which has only the cost of the attacker's
 processor time; and while this one is attacked, "beside".
+
+The attacker's process is nice (19), since an attacker on another machine takes nothing from the bookie's processors.
+With ``--nice 0`` it competes for them.
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"benchmarks {NAME}", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
+    parser.add_argument("--nice", type=int, default=19, help="of the attacker's process")
     parser.add_argument("--attacks", nargs="*", choices=[*ATTACKS], default=[*ATTACKS])
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
@@ -103,7 +107,7 @@ def main(arguments: list[str]) -> None:
                     p99s_ms: dict[tuple[str, str], list[float]] = defaultdict(list)
                     failed = 0
                     for _ in range(rounds):
-                        failed += _measure(bookie, other, attack, seconds, p99s_ms)
+                        failed += _measure(bookie, other, attack, seconds, options.nice, p99s_ms)
                     _tell(attack, failed, p99s_ms)
 
 
@@ -128,12 +132,13 @@ def _measure(
     other: BookieProcess,
     attack: str,
     seconds: float,
+    nice: int,
     p99s_ms: dict[tuple[str, str], list[float]],
 ) -> int:
     """Add p99 in ms by window and kind. Return how many requests failed while the bookie was attacked."""
     failed = 0
     for window, attacked in zip(_WINDOWS, (None, other, bookie), strict=True):
-        with contextlib.nullcontext() if attacked is None else _attacker(attack, attacked, seconds):
+        with contextlib.nullcontext() if attacked is None else _attacker(attack, attacked, seconds, nice):
             callers = [Caller(kind, bookie, seconds) for kind in _KINDS]
             for caller in callers:
                 caller.start()
@@ -156,10 +161,11 @@ def _bookie(directory: Path, uri: str) -> Iterator[BookieProcess]:
 
 
 @contextlib.contextmanager
-def _attacker(attack: str, bookie: BookieProcess, seconds: float) -> Iterator[None]:
+def _attacker(attack: str, bookie: BookieProcess, seconds: float, nice: int) -> Iterator[None]:
     """Attack from a process of its own."""
     port = bookie.settings["httpServerPort"]
-    command = [sys.executable, "-m", "benchmarks.slow_callers_attacks", attack, port, str(seconds + 60)]
+    attacker = [sys.executable, "-m", "benchmarks.slow_callers_attacks", attack, port, str(seconds + 60)]
+    command = ["nice", "-n", str(nice), *attacker]
     with subprocess.Popen(command, cwd=_HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

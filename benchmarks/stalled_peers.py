@@ -9,6 +9,9 @@ Each attack gets its own bookie, which is measured three times: alone; while ano
 "elsewhere" has only that cost. So beside/elsewhere is the effect through the bookie, and beside/alone is the effect on
 clients of a bookie that shares two cores with its attacker.
 
+The attacker's process is nice (19), since an attacker on another machine takes nothing from the bookie's processors.
+With ``--nice 0`` it competes for them.
+
 With attacks on the gRPC port the steady clients use gRPC, too.
 
 ``--tree`` names another checkout, whose bookie is measured in turn with this one's.
@@ -159,6 +162,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tree", type=Path, help="another checkout, whose bookie is measured beside this one's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
+    parser.add_argument("--nice", type=int, default=19, help="of the attacker's process")
     parser.add_argument("--attacks", nargs="*", choices=[*ATTACKS], default=[*ATTACKS])
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
@@ -177,7 +181,7 @@ def main(arguments: list[str]) -> None:
                             _bookie(directory / name, uri, path, attack) as bookie,
                             _bookie(directory / f"{name}-other", uri, path, attack) as other,
                         ):
-                            for window, found in _measure(bookie, other, attack, seconds).items():
+                            for window, found in _measure(bookie, other, attack, seconds, options.nice).items():
                                 for kind, p99_ms in found.items():
                                     p99s_ms[attack, tree, window, kind].append(p99_ms)
                 for tree in trees:
@@ -202,7 +206,9 @@ def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[
         )
 
 
-def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float) -> dict[str, dict[str, float]]:
+def _measure(
+    bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float, nice: int
+) -> dict[str, dict[str, float]]:
     """Return p99 in ms by window and kind of request. ``other`` is attacked in the window "elsewhere"."""
     logs_in, over_grpc = attack == _LOGINS, attack in GRPC_ATTACKS
     ports = [int(one.settings["grpcServerPort"]) if over_grpc else one.port for one in (bookie, other)]
@@ -220,10 +226,10 @@ def _measure(bookie: BookieProcess, other: BookieProcess, attack: str, seconds: 
     for port in ports:
         window(port, _WARM_UP_S)
     alone = window(ports[0], seconds)
-    with _attacker(attack, ports[1], seconds) as begin:
+    with _attacker(attack, ports[1], seconds, nice) as begin:
         elsewhere = window(ports[0], seconds, begin)
     time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections
-    with _attacker(attack, ports[0], seconds) as begin:
+    with _attacker(attack, ports[0], seconds, nice) as begin:
         beside = window(ports[0], seconds, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
 
@@ -270,10 +276,11 @@ def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[Book
 
 
 @contextlib.contextmanager
-def _attacker(attack: str, port: int, seconds: float) -> Iterator[Callable[[], None]]:
+def _attacker(attack: str, port: int, seconds: float, nice: int) -> Iterator[Callable[[], None]]:
     """Set up the attack in its own process. Call the yielded function to begin."""
+    command = [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, str(port), str(_LEDGER)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, str(port), str(_LEDGER), str(seconds + 60)],
+        ["nice", "-n", str(nice), *command, str(seconds + 60)],
         cwd=_HERE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from bk_spark.bookie.connection.allocator import keep_freed_memory
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.metadata.registration import GRPC_ENDPOINT, GRPC_PROTOCOL, Endpoint
@@ -68,6 +69,7 @@ async def start_grpc(
     except OSError as error:
         await server.close()
         raise CannotListenError(f"grpcServerPort: {error}") from error
+    keep_freed_memory()
     _LOG.info("gRPC is served on %s:%d", config.listen_host, port)
     return server, Endpoint(GRPC_ENDPOINT, config.advertised_host, port, GRPC_PROTOCOL)
 

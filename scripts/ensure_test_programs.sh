@@ -1,7 +1,7 @@
 #!/bin/sh
-# Looks for what only some tests need: a Chromium without a window, for those of the cluster's page, and zsh, for one of
-# the completion of bkctl's commands. Installs what is missing as root on Debian or Ubuntu. Otherwise says what to
-# install: without it these tests are skipped, or fail with CI=true.
+# Looks for what only some tests need: a Chromium without a window, for those of the cluster's page, zsh, for one of the
+# completion of bkctl's commands, and promtool, for those of the alert rules. Installs what is missing as root on Debian
+# or Ubuntu. Otherwise says what to install: without it these tests are skipped, or fail with CI=true.
 set -eu
 
 found() {
@@ -30,3 +30,20 @@ found chromium-headless-shell chromium chromium-browser google-chrome-stable goo
     install chromium-headless-shell chromium ||
     echo "No Chromium: the tests of the cluster's page cannot run. Install chromium." >&2
 found zsh || install zsh || echo "No zsh: the test of its completion cannot run. Install zsh." >&2
+
+# The package would also start a Prometheus. Only its promtool is wanted, beside the environment's programs.
+extract_promtool() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -d "$bin" ] || return 1
+    echo "missing: promtool - extracting it from the package prometheus" >&2
+    [ "$updated" = yes ] || apt-get update -qq >&2 || true
+    directory=$(mktemp -d)
+    (cd "$directory" && apt-get download -qq prometheus >&2 && dpkg -x prometheus_*.deb . &&
+        cp usr/bin/promtool "$bin/promtool")
+    found=$?
+    rm -rf "$directory"
+    return $found
+}
+
+bin=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin
+found promtool "$bin/promtool" || extract_promtool ||
+    echo "No promtool: the tests of the alert rules cannot run. Install prometheus." >&2

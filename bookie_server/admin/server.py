@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
+from bk_spark.protocol.wire.start_tls import hello_bytes
 from bookie_server.admin.access import OPEN_PATHS, AdminAccess
 from bookie_server.admin.connection import Connection, HttpServer, encode
 from bookie_server.admin.places import MAX_ARRIVING, Places
@@ -129,6 +130,8 @@ class AdminServer:
             spoke=self._spoke,
             left=self.places.leave,
             crowded=lambda: False,
+            # Who begins a handshake and stalls stays a bare socket.
+            wanted_bytes=None if self._access.tls is None else hello_bytes,
             most_ready=_MOST_READY,
         )
         try:

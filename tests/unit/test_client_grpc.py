@@ -20,6 +20,7 @@ from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.grpc import GrpcConnection
 from bk_spark.bookie.connection.grpc_connects import grpc_connects
 from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.reading.read_access import read_settings
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function, master_key
@@ -458,3 +459,13 @@ def test_freed_memory_is_kept_unless_the_environment_says_otherwise(variables: d
     )
     assert done.stdout.split()[0] == tuned, done
     assert tuned == "False" or done.stdout.split()[1] == "True", done
+
+
+def test_requests_over_grpc_are_larger_and_as_many_bytes_are_asked_ahead() -> None:
+    native = read_settings(ClientConfig())
+    over_grpc = read_settings(ClientConfig(transport="grpc"))
+    assert over_grpc.request_bytes > 2 * native.request_bytes
+    for one in (native, over_grpc):
+        assert one.requests_ahead * one.request_bytes <= ClientConfig().read_ahead_bytes
+    # No answer is larger than a frame.
+    assert read_settings(ClientConfig(transport="grpc", max_frame_bytes=2_000_000)).request_bytes == 2_000_000

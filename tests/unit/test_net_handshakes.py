@@ -14,12 +14,14 @@ from bk_spark.bookie.tls.transport import TlsTransport
 from bk_spark.protocol.wire.start_tls import start_tls_request
 from bookie_server.net.common import handshakes
 from bookie_server.net.common.handshakes import Line
+from bookie_server.net.common.hellos import late
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.common.newcomers import Newcomer
 from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
 from tests.unit.test_net_tls import client_context, connected, front_tls
 
-#: The beginning of a client's first message. The rest is missing, but it waits for its step.
-_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64)
+#: The first record of a client's first message. Further ones are missing, but it waits for its step.
+_HELLO = b"\x16\x03\x01\x00\x40\x01\x00\x01\xfc\x03\x03" + bytes(58)
 
 
 class Steps:
@@ -153,6 +155,64 @@ def test_who_gives_up_or_gives_way_leaves_the_line(tmp_path: Path, monkeypatch: 
             steps.go.set()
 
     run(test)
+
+
+def test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch)
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
+            hellos = served.server._hellos
+            assert hellos is not None
+            peers = []
+            for some in (b"", _HELLO[:1], _HELLO[:5], _HELLO[:-1]):
+                peer = await served.connect()
+                await peer.send(start_tls_request())
+                await peer.body()
+                await peer.send(some)
+                peers.append(peer)
+            await until(lambda: len(hellos) == 4)
+            plain = await served.connect()
+            await plain.send(reads((1, 1)))
+            assert await plain.codes(1) == [0]
+            assert steps.threads == []
+            assert len(list(served.server._connections)) == 1  # that of the reads
+            await peers[2].send(_HELLO[5:])
+            await peers[3].send(_HELLO[-1:])
+            await until(lambda: steps.in_thread == 2)
+            peers[1].socket.close()
+            await until(lambda: served.server.failed_handshakes == 1)
+            await until(lambda: len(hellos) == 1)
+
+    run(test)
+
+
+def test_who_does_not_send_the_first_record_is_closed_after_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 0.2)
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
+            for _ in range(40):  # more than are closed in a turn
+                peer = await served.connect()
+                await peer.send(start_tls_request())
+                assert await peer.body()
+                await peer.send(_HELLO[:-1])
+            await until(lambda: served.server.failed_handshakes == 40)
+            assert served.server.connection_count == 0
+
+    run(test)
+
+
+def test_the_late_ones_are_closed_some_at_a_time() -> None:
+    first, second, third = (cast(Newcomer, object()) for _ in range(3))
+    due_s = {first: 1.0, second: 2.0, third: 3.0}
+    assert late(due_s, 0.5, 10) == []
+    assert late(due_s, 2.0, 10) == [first, second]
+    assert late(due_s, 9.0, 2) == [first, second]
 
 
 def test_the_bookie_ends_while_handshakes_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.start_tls import start_tls_request
+from bk_spark.protocol.wire.start_tls import hello_bytes, start_tls_request
 from bk_spark.settings.setting import settings_of
 from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
@@ -88,6 +88,14 @@ async def connected(served: Front, context: ssl.SSLContext, host: str = "localho
 def test_start_tls_is_apaches_byte_for_byte() -> None:
     """The frames of Apache's client and bookie 4.18.0, as captured."""
     assert start_tls_request() == _REQUEST
+
+
+def test_the_first_record_of_a_handshake_is_awaited_whole() -> None:
+    assert [hello_bytes(some) for some in (b"\0", b"GET /", b"\x15\x03\x01\x00\x02")] == [1, 1, 1]
+    assert [hello_bytes(b"\x16\x03\x01\x02\x00"[:size]) for size in (1, 4, 5)] == [5, 5, 517]
+    assert hello_bytes(b"\x16\x03\x01\x02\x00\x01\x00") == 517
+    # Nobody waits for more than a hello has.
+    assert hello_bytes(b"\x16\x03\x03\xff\xff") == 4096
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -299,7 +307,11 @@ def test_a_handshake_without_start_tls_is_no_frame(tmp_path: Path) -> None:
     run(test)
 
 
-def test_an_unfinished_handshake_gives_way_to_a_newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# Nothing, and a first record of a longer message: the bookie's task of the handshake has begun.
+@pytest.mark.parametrize("some", [b"", b"\x16\x03\x01\x00\x0b\x01\x00\x01\xfc\x03\x03" + bytes(5)])
+def test_an_unfinished_handshake_gives_way_to_a_newcomer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: bytes
+) -> None:
     monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
 
     async def test() -> None:
@@ -309,6 +321,9 @@ def test_an_unfinished_handshake_gives_way_to_a_newcomer(tmp_path: Path, monkeyp
             for peer in stalled:
                 await peer.send(_REQUEST)
                 await peer.body()
+                await peer.send(some)
+            if some:
+                await until(lambda: all(one.joining is not None for one in served.server._connections))
             newcomer = await served.connect()
             await newcomer.send(reads((1, 1)))
             assert await newcomer.codes(1) == [0]

@@ -32,7 +32,7 @@ from bk_spark.protocol.ledger.reading.read_actions import (
     ReportFailure,
     RequestFailed,
 )
-from bk_spark.protocol.ledger.reading.read_settings import ReadSettings, Speculation
+from bk_spark.protocol.ledger.reading.read_settings import GRPC_REQUEST_BYTES, ReadSettings, Speculation
 from bk_spark.protocol.ledger.reading.reader import RangeReader
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
@@ -248,14 +248,15 @@ def test_requests_are_sized_by_the_entries_read_so_far() -> None:
     assert len(asked().entry_ids) == 3
 
 
-def test_a_closed_ledger_tells_the_size_of_its_entries() -> None:
-    closed = ledger().closed(99, 100 * 300_000)
-    settings = ReadSettings(requests_ahead=1)
+@pytest.mark.parametrize(("size", "request_bytes", "count"), [(300_000, 1 << 20, 3), (1 << 20, GRPC_REQUEST_BYTES, 2)])
+def test_a_closed_ledger_tells_the_size_of_its_entries(size: int, request_bytes: int, count: int) -> None:
+    closed = ledger().closed(99, 100 * size)
+    settings = ReadSettings(requests_ahead=1, request_bytes=request_bytes)
     machine = RangePass(
         KEY, closed, 0, 99, settings, suspects=set(), without_batch_reads=set(), request_ids=itertools.count()
     )
     (request,) = [action for action in machine.take_actions() if isinstance(action, ReadEntries)]
-    assert len(request.entry_ids) == 3
+    assert len(request.entry_ids) == count
 
 
 def test_a_replica_that_fails_is_followed_by_the_next_and_avoided() -> None:

@@ -1,4 +1,4 @@
-"""The memory allocator of a process that reads over gRPC.
+"""The memory allocator of a process that reads over gRPC, or serves such reads.
 
 gRPC and Python each make a new piece of memory for a message. glibc gives freed pieces of this size back to the system,
 which then has to clear new ones. That costs more than the copies do.

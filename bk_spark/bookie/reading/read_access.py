@@ -11,7 +11,13 @@ from bk_spark.bookie.reading.failure_history import FailureHistory
 from bk_spark.bookie.reading.ledger_watch import LedgerWatches
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
-from bk_spark.protocol.ledger.reading.read_settings import REQUEST_BYTES, ReadSettings, Speculation, TailSettings
+from bk_spark.protocol.ledger.reading.read_settings import (
+    GRPC_REQUEST_BYTES,
+    REQUEST_BYTES,
+    ReadSettings,
+    Speculation,
+    TailSettings,
+)
 from bk_spark.protocol.ledger.reading.reader import RangeReader
 
 
@@ -38,15 +44,7 @@ class ReadAccess:
         config: ClientConfig,
     ) -> ReadAccess:
         history = FailureHistory(config.bookie_failure_history_expiration_ms)
-        batches = config.batch_read_enabled and (config.use_v2_wire_protocol or config.transport == GRPC)
-        settings = ReadSettings(
-            attempts=config.read_attempts,
-            timeout_ms=config.read_timeout_ms,
-            speculation=Speculation(config.first_speculative_read_timeout_ms, config.max_speculative_read_timeout_ms),
-            requests_ahead=max(2, config.read_ahead_bytes // REQUEST_BYTES),
-            max_answer_bytes=config.max_frame_bytes if batches else None,
-        )
-        return cls(services, pool, pool_v3, config, history, LedgerWatches(services), settings)
+        return cls(services, pool, pool_v3, config, history, LedgerWatches(services), read_settings(config))
 
     def range_reader(
         self, ledger: LedgerKey, view: LedgerView, first: int, last: int, *, unconfirmed: bool = False
@@ -72,3 +70,18 @@ class ReadAccess:
             timeout_ms=config.read_timeout_ms,
             speculation=Speculation(first_ms, max_ms),
         )
+
+
+def read_settings(config: ClientConfig) -> ReadSettings:
+    """Return how a client with this configuration reads ranges of ledgers."""
+    over_grpc = config.transport == GRPC
+    batches = config.batch_read_enabled and (config.use_v2_wire_protocol or over_grpc)
+    request_bytes = min(GRPC_REQUEST_BYTES if over_grpc else REQUEST_BYTES, config.max_frame_bytes)
+    return ReadSettings(
+        attempts=config.read_attempts,
+        timeout_ms=config.read_timeout_ms,
+        speculation=Speculation(config.first_speculative_read_timeout_ms, config.max_speculative_read_timeout_ms),
+        requests_ahead=max(2, config.read_ahead_bytes // request_bytes),
+        request_bytes=request_bytes,
+        max_answer_bytes=config.max_frame_bytes if batches else None,
+    )

@@ -20,6 +20,11 @@ from bk_spark.protocol.wire.wire_v3 import is_v3, parse_response, request_header
 #: No START_TLS request or answer is longer, with its length.
 MAX_BYTES: Final = 64
 _TXN_ID: Final = 1
+#: The type of a record of a handshake, and the bytes before its content (RFC 8446, section 5.1).
+HANDSHAKE_RECORD: Final = 0x16
+_RECORD_HEAD_BYTES: Final = 5
+#: A longer first message is not waited for as a whole.
+_MOST_HELLO_BYTES: Final = 4096
 
 
 def start_tls_request() -> bytes:
@@ -33,6 +38,19 @@ def wanted_bytes(beginning: Buffer) -> int:
         return LENGTH_BYTES
     size = frame_bytes(beginning)
     return size if size <= MAX_BYTES else LENGTH_BYTES  # longer frames are something else
+
+
+def hello_bytes(beginning: Buffer) -> int:
+    """Return how many bytes a peer must have sent before its handshake is begun: the first record, whole.
+
+    ``beginning`` is not empty. Of what is no handshake one byte is enough: it fails at once.
+    """
+    if beginning[0] != HANDSHAKE_RECORD:
+        return 1
+    if len(beginning) < _RECORD_HEAD_BYTES:
+        return _RECORD_HEAD_BYTES
+    content_bytes = int.from_bytes(beginning[3:_RECORD_HEAD_BYTES], "big")
+    return min(_RECORD_HEAD_BYTES + content_bytes, _MOST_HELLO_BYTES)
 
 
 def start_tls_txn_id(first_frame: Buffer) -> int | None:

@@ -17,14 +17,12 @@ from bk_spark.bookie.tls.reasons import reason_of
 from bk_spark.bookie.tls.transport import BUFFER_BYTES, secure
 from bk_spark.protocol.wire.auth_frames import begins_login
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame_bytes
-from bk_spark.protocol.wire.start_tls import start_tls_answer, start_tls_txn_id, wanted_bytes
+from bk_spark.protocol.wire.start_tls import HANDSHAKE_RECORD, start_tls_answer, start_tls_txn_id, wanted_bytes
 from bookie_server.net.common.handshakes import Handshakes
 from bookie_server.net.common.newcomers import LOOKED_AT_BYTES
 from bookie_server.net.common.sparing_log import SparingLog
 
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
-#: The first byte of a TLS handshake (RFC 8446, section 5.1). Frames of so many bytes do not exist.
-_HANDSHAKE: Final = 0x16
 
 
 class FrontTls:
@@ -48,6 +46,11 @@ class FrontTls:
         self.log = SparingLog()
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._steps = Handshakes()
+
+    @property
+    def handshake_timeout_s(self) -> float:
+        """The time for a handshake, and before it for its first message."""
+        return _HANDSHAKE_TIMEOUT_S
 
     async def close(self) -> None:
         """End the thread of the handshakes, after all connections."""
@@ -101,34 +104,45 @@ class Greeting:
         """Whether its requests must not be obeyed."""
         return self._front.required and not self.asks_for_tls
 
-    async def secure(
-        self, protocol: asyncio.BufferedProtocol, on_early_login: Callable[[bytes], None] | None = None
-    ) -> None:
-        """Grant START_TLS, and do the handshake. Then ``protocol`` is connected. If it fails, the socket is closed.
-
-        Java's client sends the first message of a login, which is empty, in clear behind START_TLS. With
-        ``on_early_login`` such a frame is taken, and passed to it.
-        """
-        front = self._front
+    def grant(self) -> bool:
+        """Take START_TLS from the socket, and grant it. Return whether the peer is still there."""
         assert self._txn_id is not None
         try:
             self._socket.recv(len(self._first))
             self._socket.send(start_tls_answer(self._txn_id))  # nothing was sent before, so there is room
+        except OSError as error:
+            self.failed(error)
+            return False
+        return True
+
+    async def secure(
+        self, protocol: asyncio.BufferedProtocol, on_early_login: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Do the handshake, after :meth:`grant`. Then ``protocol`` is connected. If it fails, the socket is closed.
+
+        Java's client sends the first message of a login, which is empty, in clear behind START_TLS. With
+        ``on_early_login`` such a frame is taken, and passed to it.
+        """
+        try:
             if on_early_login is not None:
                 async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                     await self._take_early_login(on_early_login)
             raw, _ = await asyncio.get_running_loop().connect_accepted_socket(_NotReading, self._socket)
-            await front.secure(raw, protocol, _HANDSHAKE_TIMEOUT_S)
+            await self._front.secure(raw, protocol, _HANDSHAKE_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
-            front.failed_handshakes += 1
-            front.log.tell("connection from %s closed: TLS handshake failed: %s", self.peer, reason_of(error))
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Count and tell that there is no TLS."""
+        self._front.failed_handshakes += 1
+        self._front.log.tell("connection from %s closed: TLS handshake failed: %s", self.peer, reason_of(error))
 
     async def _take_early_login(self, on_early_login: Callable[[bytes], None]) -> None:
         """Take the beginning of a login from the socket, if that comes before the handshake."""
         wanted = 1
         while True:
             first = await self._look(wanted)
-            if len(first) < wanted or first[0] == _HANDSHAKE:
+            if len(first) < wanted or first[0] == HANDSHAKE_RECORD:
                 return
             wanted = wanted_bytes(first)
             if len(first) >= wanted > LENGTH_BYTES:

@@ -15,8 +15,12 @@ import errno
 import logging
 import select
 import socket
+import sys
+import termios
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from fcntl import ioctl
 from typing import Final
 
 _LOG: Final = logging.getLogger(__name__)
@@ -38,15 +42,35 @@ _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 LOOKED_AT_BYTES: Final = 64
 
 
-class Newcomer:
-    """A connection that has not sent anything."""
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a newcomer waits for.
 
-    __slots__ = ("_silent", "ready", "socket")
+    Parameters
+    ----------
+    spoke
+        Called when the bytes that are wanted can be received. From then on the socket belongs to the callee.
+    left
+        Called when the peer has hung up before. Then the socket is closed.
+    wanted_bytes
+        Given the next bytes of the newcomer, at most ``LOOKED_AT_BYTES``: how many there must be. None: one.
+    """
+
+    spoke: Callable[[Newcomer], None]
+    left: Callable[[Newcomer], None]
+    wanted_bytes: Callable[[bytes], int] | None = None
+
+
+class Newcomer:
+    """A connection that has not sent what it has to begin with."""
+
+    __slots__ = ("_silent", "ready", "socket", "wait")
     #: The bookie does nothing for it.
     busy: Final = False
 
-    def __init__(self, accepted: socket.socket, silent: _Silent) -> None:
+    def __init__(self, accepted: socket.socket, silent: _Silent, wait: Wait) -> None:
         self.socket = accepted
+        self.wait = wait
         #: Whether it has sent something, or hung up, and waits for its turn.
         self.ready = False
         self._silent = silent
@@ -153,8 +177,8 @@ class Newcomers:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._silent = _Silent()
-        self._came, self._spoke, self._left, self._crowded = came, spoke, left, crowded
-        self._wanted_bytes = wanted_bytes
+        self._came, self._crowded = came, crowded
+        self._first_wait = Wait(spoke, left, wanted_bytes)
         self._most_ready = most_ready
         self._pause: asyncio.TimerHandle | None = None
         self._hears_soon = False
@@ -177,6 +201,11 @@ class Newcomers:
             self._loop.remove_reader(self._silent.fileno())
         self._silent.close()
 
+    def wait_for_more(self, newcomer: Newcomer, wait: Wait) -> None:
+        """Wait for further bytes of a newcomer that spoke, and whose first ones were taken. It stays a bare socket."""
+        newcomer.wait, newcomer.ready = wait, False
+        self._silent.add(newcomer)
+
     def _accept(self) -> None:
         if self._most_ready is not None and self._silent.ready_count >= self._most_ready:
             return
@@ -191,7 +220,7 @@ class Newcomers:
                     return
                 continue
             accepted.setblocking(False)
-            newcomer = Newcomer(accepted, self._silent)
+            newcomer = Newcomer(accepted, self._silent, self._first_wait)
             if not self._came(newcomer):
                 newcomer.abort()
 
@@ -212,29 +241,29 @@ class Newcomers:
         self._hear_soon()
 
     def _hear_one(self, newcomer: Newcomer) -> None:
+        wait, connected = newcomer.wait, newcomer.socket
         try:
-            first = newcomer.socket.recv(1 if self._wanted_bytes is None else LOOKED_AT_BYTES, socket.MSG_PEEK)
+            first = connected.recv(1 if wait.wanted_bytes is None else LOOKED_AT_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             self._silent.wait_again(newcomer)
             return
         except OSError:
             first = b""  # the peer has reset the connection
-        if first and self._wanted_bytes is not None:
-            wanted = self._wanted_bytes(first)
+        if first and wait.wanted_bytes is not None:
+            wanted = wait.wanted_bytes(first)
+            is_whole = len(first) >= wanted or _received_bytes(connected) >= wanted
             # The kernel reports the socket again when so many have arrived, or when the peer hangs up.
-            newcomer.socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(1, wanted) if len(first) < wanted else 1
-            )
-            if len(first) < wanted:
-                if not _has_hung_up(newcomer.socket):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if is_whole else wanted)
+            if not is_whole:
+                if not _has_hung_up(connected):
                     self._silent.wait_again(newcomer)
                     return
                 first = b""
         if first:
             newcomer.leave()
-            self._spoke(newcomer)
+            wait.spoke(newcomer)
         else:
-            self._left(newcomer)
+            wait.left(newcomer)
             newcomer.abort()
 
     def _pause_for_room(self, error: OSError) -> None:
@@ -243,6 +272,11 @@ class Newcomers:
         self._pause = self._loop.call_later(
             _NO_ROOM_PAUSE_S, self._loop.add_reader, self._listener.fileno(), self._accept
         )
+
+
+def _received_bytes(connected: socket.socket) -> int:
+    """How many bytes can be received now."""
+    return int.from_bytes(ioctl(connected.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _has_hung_up(connected: socket.socket) -> bool:

@@ -39,9 +39,9 @@ _LOG: Final = logging.getLogger(__name__)
 #: How long callers may take to end their calls when the bookie stops.
 _GRACE_S: Final = 2.0
 #: A connection is closed if it does not begin as one of HTTP/2 in this time, and later if it has no calls, or its peer
-#: answers no ping.
+#: answers no ping. While all places are taken by peers that call nothing, newcomers wait for as long as these may.
 _HANDSHAKE_MS: Final = 10_000
-_IDLE_MS: Final = 10_000
+_IDLE_MS: Final = 3_000
 _PING_AFTER_MS: Final = 60_000
 _PING_TIMEOUT_MS: Final = 20_000
 #: Room in a message for everything but its entries.

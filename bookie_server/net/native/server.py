@@ -20,6 +20,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.connections import Connections
 from bookie_server.net.common.front_tls import FrontTls, Greeting
+from bookie_server.net.common.hellos import Hellos
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
@@ -80,6 +81,7 @@ class NativeServer:
             connection_limit(config.max_connections), config.idle_before_eviction_ms / 1000
         )
         self._newcomers: Newcomers | None = None
+        self._hellos: Hellos | None = None
         self._joining: set[asyncio.Task[object]] = set()
         self._look: asyncio.TimerHandle | None = None
         #: No new connection is taken; then, all connections are being closed.
@@ -135,6 +137,10 @@ class NativeServer:
             crowded=lambda: self.shared.turns.waiting > 0,
             wanted_bytes=None if self._tls is None else wanted_bytes,
         )
+        if self._tls is not None:
+            self._hellos = Hellos(
+                self._newcomers, self._tls.handshake_timeout_s, self._begin_handshake, self._connections.remove
+            )
         self._newcomers.start()
         self._loop_delay.start()
         loop = asyncio.get_running_loop()
@@ -148,6 +154,8 @@ class NativeServer:
         self._loop_delay.stop()
         if self._newcomers is not None:
             self._newcomers.close()
+        if self._hellos is not None:
+            self._hellos.close()
         for newcomer in self._connections.newcomers:
             self._connections.remove(newcomer)
             newcomer.abort()
@@ -193,20 +201,39 @@ class NativeServer:
         return True
 
     def _spoke(self, newcomer: Newcomer) -> None:
-        greeting = None if self._tls is None else self._tls.greeting(newcomer.socket)
-        connection = NativeConnection(self.shared, self, refuses=greeting is not None and greeting.is_refused)
         self._connections.remove(newcomer)
-        self._connections.add(connection)
-        if self.load.full:
-            connection.pause(PAUSED_BY_LOAD)
-        loop = asyncio.get_running_loop()
+        greeting = None if self._tls is None else self._tls.greeting(newcomer.socket)
         if greeting is not None and greeting.asks_for_tls:
-            connection.joining = loop.create_task(self._join(greeting, connection))
-            connection.joining.add_done_callback(lambda _: self._handshake_ended(connection, newcomer.socket))
+            self._grant(newcomer, greeting)
             return
+        connection = self._connection(refuses=greeting is not None and greeting.is_refused)
+        loop = asyncio.get_running_loop()
         joining = loop.create_task(loop.connect_accepted_socket(lambda: connection, newcomer.socket))
         self._joining.add(joining)
         joining.add_done_callback(self._joining.discard)
+
+    def _grant(self, newcomer: Newcomer, greeting: Greeting) -> None:
+        """Let the handshake begin, as soon as the peer has sent its first message."""
+        assert self._hellos is not None
+        if greeting.grant():
+            self._connections.add_newcomer(newcomer)
+            self._hellos.wait_for(newcomer, greeting)
+        else:
+            newcomer.socket.close()
+
+    def _begin_handshake(self, newcomer: Newcomer, greeting: Greeting) -> None:
+        self._connections.remove(newcomer)
+        connection = self._connection(refuses=False)
+        connection.joining = asyncio.get_running_loop().create_task(self._join(greeting, connection))
+        connection.joining.add_done_callback(lambda _: self._handshake_ended(connection, newcomer.socket))
+
+    def _connection(self, *, refuses: bool) -> NativeConnection:
+        """Return a connection that has no transport yet."""
+        connection = NativeConnection(self.shared, self, refuses=refuses)
+        self._connections.add(connection)
+        if self.load.full:
+            connection.pause(PAUSED_BY_LOAD)
+        return connection
 
     async def _join(self, greeting: Greeting, connection: NativeConnection) -> None:
         """Let a connection become TLS."""
@@ -246,6 +273,8 @@ class NativeServer:
             _LOG.warning("an idle connection was closed for a new one, because there were %d", self._connections.limit)
         self.evicted_connections += 1
         self._connections.remove(idlest)
+        if self._hellos is not None and isinstance(idlest, Newcomer):
+            self._hellos.forget(idlest)
         idlest.abort()
         return True
 

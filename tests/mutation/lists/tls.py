@@ -34,6 +34,20 @@ MUTATIONS: Final = (
         (f"{_SERVER}::test_an_unfinished_handshake_gives_way_to_a_newcomer",),
     ),
     Mutation(
+        "A handshake begins when its first record is whole.",
+        "bk_spark/protocol/wire/start_tls.py",
+        "return min(_RECORD_HEAD_BYTES + content_bytes, _MOST_HELLO_BYTES)",
+        "return _RECORD_HEAD_BYTES",
+        (f"{_BESIDE}::test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_no_step",),
+    ),
+    Mutation(
+        "Who does not send the first record is closed.",
+        "bookie_server/net/common/hellos.py",
+        "due_s[newcomer] <= now_s",
+        "False",
+        (f"{_BESIDE}::test_who_does_not_send_the_first_record_is_closed_after_some_time",),
+    ),
+    Mutation(
         "What needs the private key is not computed in the event loop.",
         "bookie_server/net/common/front_tls.py",
         "            steps=self._steps,\n",

@@ -50,7 +50,7 @@ from bk_spark.protocol.ledger.reading.read_actions import (
     RequestFailed,
     reason_of_failure,
 )
-from bk_spark.protocol.ledger.reading.read_settings import REQUEST_BYTES, ReadSettings, Suspects
+from bk_spark.protocol.ledger.reading.read_settings import ReadSettings, Suspects
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer
@@ -271,7 +271,7 @@ class RangePass:
     def _chunk_entries(self) -> int:
         if not self._average_bytes:
             return self._settings.first_request_entries
-        entries = int(REQUEST_BYTES / (self._average_bytes + ENTRY_HEADER_BYTES))
+        entries = int(self._settings.request_bytes / (self._average_bytes + ENTRY_HEADER_BYTES))
         return max(1, min(self._settings.max_request_entries, entries))
 
     def _start(self, chunk: Chunk) -> None:

@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 #: The intended size of an answer in bytes.
 REQUEST_BYTES: Final = 1024 * 1024
+#: The same over gRPC, where a message costs more than its bytes do. Two entries of 1 MiB fit.
+GRPC_REQUEST_BYTES: Final = 9 * 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class ReadSettings:
     timeout_ms
         A bookie that does not answer a read for this long has failed.
     requests_ahead
-        The number of requests, of about :data:`REQUEST_BYTES` each, under way or answered ahead of the caller.
+        The number of requests, of about ``request_bytes`` each, under way or answered ahead of the caller.
+    request_bytes
+        The intended size of an answer in bytes.
     max_answer_bytes
         The largest answer that a connection accepts. None: entries are read one by one, not in batches.
     speculation
@@ -56,6 +60,7 @@ class ReadSettings:
     timeout_ms: int = 5_000
     speculation: Speculation = Speculation(2_000, 2_000)
     requests_ahead: int = 8
+    request_bytes: int = REQUEST_BYTES
     max_answer_bytes: int | None = None
     first_request_entries: int = 64
     max_request_entries: int = 10_000
