@@ -248,7 +248,7 @@ def test_requests_are_sized_by_the_entries_read_so_far() -> None:
     assert len(asked().entry_ids) == 3
 
 
-@pytest.mark.parametrize(("size", "request_bytes", "count"), [(300_000, 1 << 20, 3), (1 << 20, GRPC_REQUEST_BYTES, 2)])
+@pytest.mark.parametrize(("size", "request_bytes", "count"), [(300_000, 1 << 20, 3), (1 << 20, GRPC_REQUEST_BYTES, 3)])
 def test_a_closed_ledger_tells_the_size_of_its_entries(size: int, request_bytes: int, count: int) -> None:
     closed = ledger().closed(99, 100 * size)
     settings = ReadSettings(requests_ahead=1, request_bytes=request_bytes)

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 #: The intended size of an answer in bytes.
 REQUEST_BYTES: Final = 1024 * 1024
-#: The same over gRPC, where a message costs more than its bytes do. Two entries of 1 MiB fit.
-GRPC_REQUEST_BYTES: Final = 9 * 256 * 1024
+#: The same over gRPC, where a message costs more than its bytes do. Three entries of 1 MiB fit.
+GRPC_REQUEST_BYTES: Final = 13 * 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
