@@ -59,9 +59,9 @@ def argument(kind: Kind) -> Callable[[str], Any]:
 
 
 def offset(value: str) -> int:
-    """Parse a log offset or an entry id."""
+    """Parse a log offset, an id or a number of things."""
     if not value.isascii() or not value.isdecimal() or int(value) > _MAX_OFFSET:
-        raise argparse.ArgumentTypeError(f"{value!r} is not an offset: give a whole number, 0 or larger")
+        raise argparse.ArgumentTypeError(f"{value!r} must be a whole number, 0 or larger")
     return int(value)
 
 

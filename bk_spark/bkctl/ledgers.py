@@ -21,6 +21,7 @@ from bk_spark.bkctl.common import (
 )
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.progress import Progress
+from bk_spark.bkctl.members import Members
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.ledger_ids import check_skipped, skip_ledger_ids
 from bk_spark.log.formats.names import MADE_FOR
@@ -117,6 +118,8 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         for ledger_id in client.list_ledgers():
             print(ledger_id)
         return ExitStatus.OK
+    if options.bookie:
+        _check_bookie(client, options.bookie)
     records = (
         _record(ledger_id, found)
         for ledger_id, found in all_metadata(client)
@@ -182,7 +185,22 @@ def metadata_of(
 def _is_wanted(metadata: LedgerMetadata, options: argparse.Namespace) -> bool:
     if options.state not in (None, metadata.state.name):
         return False
-    return options.bookie is None or any(options.bookie in segment.ensemble for segment in metadata.segments)
+    return options.bookie is None or _is_named(metadata, options.bookie)
+
+
+def _is_named(metadata: LedgerMetadata, bookie: str) -> bool:
+    return any(bookie in segment.ensemble for segment in metadata.segments)
+
+
+def _check_bookie(client: BlockingClient, bookie: str) -> None:
+    """Refuse a bookie that does not exist: an empty list would say that it can go."""
+    members = Members.read(client)
+    if not members.has(bookie):
+        # Metadata that cannot be read may name it.
+        is_named = any(
+            isinstance(found, MetadataFormatError) or _is_named(found, bookie) for _, found in all_metadata(client)
+        )
+        members.check_known([bookie], [bookie] if is_named else [])
 
 
 def _record(ledger_id: int, found: LedgerMetadata | MetadataFormatError) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class Members:
     def registered(self) -> frozenset[str]:
         return self.writable | self.read_only
 
+    def has(self, bookie: str) -> bool:
+        """Whether the bookie is registered or has a cookie."""
+        return bookie in self.registered or bookie in self.with_cookie
+
     def check_lost(self, bookies: Collection[str], *, force: bool, otherwise: str) -> None:
         """Refuse bookies that are registered, unless the operator forces it."""
         running = sorted(self.registered.intersection(bookies))
@@ -40,12 +44,12 @@ class Members:
                 f"until its session with ZooKeeper has expired, or give --force to {otherwise}"
             )
 
-    def check_known(self, bookies: Collection[str], named: Collection[str]) -> None:
-        """Refuse bookies without cookie and registration that no ledger names, either."""
+    def check_known(self, bookies: Collection[str], named: Collection[str], *, by: str = "ledger") -> None:
+        """Refuse bookies without cookie and registration that no ledger, or what ``by`` says, has named, either."""
         unknown = sorted(set(bookies).difference(self.registered, self.with_cookie, named))
         if unknown:
             raise InvalidArgumentError(
-                f"bookie {', '.join(unknown)} is unknown: it has no cookie, is not registered, and no ledger names it. "
+                f"bookie {', '.join(unknown)} is unknown: it has no cookie, is not registered, and no {by} names it. "
                 "bkctl bookies lists all bookies"
             )
 

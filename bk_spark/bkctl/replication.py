@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, iso_time, print_facts, print_json, print_json_list
+from bk_spark.bkctl.members import Members
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.replication.auditor_election import AuditorElection, AuditorVote
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
@@ -158,6 +159,9 @@ def _count_marks(store: UnderReplicationStore) -> tuple[int, bool]:
 
 def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     store = open_store(client)
+    for bookie in (options.missing, options.excluding):
+        if bookie is not None:
+            _check_bookie(client, store, bookie)
     pages = _marks(store, options)
     if options.count:
         count = sum(map(len, pages))
@@ -181,6 +185,14 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         failure = "" if one["failure"] is None else " ".join(one["failure"]["reason"].split())
         print(one["ledger"], ",".join(one["missing"]) or one["problem"] or "", marked, holder, failure, sep="\t")
     return ExitStatus.OK
+
+
+def _check_bookie(client: BlockingClient, store: UnderReplicationStore, bookie: str) -> None:
+    """Refuse a bookie that does not exist: an empty list would say that nothing of it is missing."""
+    members = Members.read(client)
+    if not members.has(bookie):
+        is_named = any(bookie in mark.missing for page in store.marks() for mark in page.values())
+        members.check_known([bookie], [bookie] if is_named else [], by="mark")
 
 
 def _marks(store: UnderReplicationStore, options: argparse.Namespace) -> Iterator[dict[int, Mark]]:

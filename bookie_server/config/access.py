@@ -49,6 +49,12 @@ class AccessConfig(AdministrationConfig):
         _NAMES,
         "Certificates: the roles that may use the bookie.",
     )
+    permitted_startup_users: tuple[str, ...] = key(
+        "permittedStartupUsers",
+        "",
+        _NAMES,
+        "The users of this host that may start the bookie. Empty: everybody.",
+    )
     sasl_bookie_section: str = key(
         "saslJaasBookieSectionName",
         "Bookie",

@@ -22,7 +22,6 @@ FIXED_VALUES: Final = {
     "fileInfoFormatVersionToWrite": ("1", "other formats can only be read"),
     "journalAlignmentSize": ("512", "groups are sealed at this size"),
     "pageSize": (str(PAGE_BYTES), "index files have pages of this size"),
-    # A user who asks for protection must not get a bookie without it.
 }
 #: Keys whose safe value always applies. The other value gives a warning.
 ALWAYS_SO: Final = {
@@ -72,7 +71,7 @@ KNOWN_KEYS: Final = frozenset(
         "networkTopologyScriptNumberArgs", "numAddWorkerThreads",
         "numHighPriorityWorkerThreads", "numJournalCallbackThreads", "numLongPollWorkerThreads",
         "numOfMemtableFlushThreads", "numReadWorkerThreads", "passwd",
-        "permittedStartupUsers", "preserveMdcForTaskExecution", "prometheusStatsHttpAddress",
+        "preserveMdcForTaskExecution", "prometheusStatsHttpAddress",
         "prometheusStatsLatencyRolloverSeconds", "readBufferSizeBytes", "readWorkerThreadsThrottlingEnabled",
         "registrationManagerClass", "reorderReadSequenceEnabled",
         "reppDnsResolverClass", "requestTimerNumTicks", "requestTimerTickDurationMs",

@@ -207,12 +207,12 @@ def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["log", "read", "x", "--from", "-1"], "argument --from: '-1' is not an offset: give a whole number"),
+        (["log", "read", "x", "--from", "-1"], "argument --from: '-1' must be a whole number, 0 or larger"),
         (
             ["log", "read", "x", "--from-time", "tomorrow"],
             "argument --from-time: 'tomorrow' is not a time: give one",
         ),
-        (["log", "truncate", "x", "1.5"], "argument OFFSET: '1.5' is not an offset"),
+        (["log", "truncate", "x", "1.5"], "argument OFFSET: '1.5' must be a whole number"),
         (
             ["log", "retention", "x", "--time", "7"],
             "argument --time: '7' must be a number with a unit: ms, s",
@@ -220,7 +220,8 @@ def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFi
         (["log", "retention", "x", "--size", "-3"], "argument --size: '-3' must be a number of bytes, or one with"),
         (["log", "create", "x", "--digest-type", "MD5"], "argument --digest-type: invalid choice: 'MD5'"),
         (["log", "wipe"], "argument list|show|history|read"),
-        (["ledger", "show", "x"], "argument LEDGER: 'x' is not an offset"),
+        (["log", "read", "x", "--count", "-3"], "argument --count: '-3' must be a whole number"),
+        (["ledger", "show", "x"], "argument LEDGER: 'x' must be a whole number"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_line(

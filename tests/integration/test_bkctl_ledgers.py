@@ -86,6 +86,17 @@ def test_listing(cluster: LocalCluster, run: Run) -> None:
             client.delete(99999999)
 
 
+@pytest.mark.parametrize("more", [(), ("--json",), ("--state", "OPEN")], ids=["ids", "json", "state"])
+def test_a_bookie_with_a_typo_is_not_one_without_ledgers(
+    cluster: LocalCluster, run: Run, more: tuple[str, ...]
+) -> None:
+    """An empty list would say that the bookie can go."""
+    status, printed = run("ledger", "list", "--bookie", "bookie-17:3181", *more)
+    assert status == 1
+    assert printed.startswith("bkctl: bookie bookie-17:3181 is unknown: ")
+    assert "no ledger names it" in printed
+
+
 def test_deleting(cluster: LocalCluster, run: Run) -> None:
     with BlockingClient(cluster.metadata_service_uri) as client:
         first, second = make(client, 1), make(client, 1, closed=False)

@@ -140,7 +140,9 @@ def test_listing(run: Run, record: Callable[..., Any], store: UnderReplicationSt
     assert lines[4][:2] == [str(2**40), f"{B1},{B2}"]
 
 
-def test_listing_by_bookie(run: Run, record: Callable[..., Any], store: UnderReplicationStore) -> None:
+def test_listing_by_bookie(
+    run: Run, record: Callable[..., Any], store: UnderReplicationStore, zookeeper: ZooKeeper, ledgers_root: str
+) -> None:
     """The filters are Apache's: with both, both must hold."""
     for ledger_id, missing in ((1, [B1]), (2, [B2]), (3, [B1, B2]), (4, [])):
         store.mark(ledger_id, missing)
@@ -151,6 +153,13 @@ def test_listing_by_bookie(run: Run, record: Callable[..., Any], store: UnderRep
     assert ids("--missing", B1) == [1, 3]
     assert ids("--excluding", B1) == [2, 4]
     assert ids("--missing", B1, "--excluding", B2) == [1]
+    for option in ("--missing", "--excluding"):
+        assert run("listunderreplicated", option, "b3:3181") == (
+            1,
+            "bkctl: bookie b3:3181 is unknown: it has no cookie, is not registered, and no mark names it. "
+            "bkctl bookies lists all bookies\n",
+        )
+    zookeeper.create(f"{ledgers_root}/cookies/b3:3181", b"", make_parents=True)
     assert ids("--missing", "b3:3181") == []
     assert run("listunderreplicated", "--count", "--missing", B1) == (0, "2\n")
     assert record("listunderreplicated", "--count") == {"count": 4}

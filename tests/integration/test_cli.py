@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import signal
 import subprocess
@@ -106,6 +108,32 @@ def test_bookie_with_no_configuration_says_so_in_one_line(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "missing.conf" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["start", "autorecovery"])
+def test_a_bookie_is_started_only_by_the_users_that_its_configuration_names(tmp_path: Path, command: str) -> None:
+    """Its directories, made by another user, could not be read by those who should run it."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    conf = tmp_path / "bk_server.conf"
+
+    def start(users: str) -> str:
+        conf.write_text(
+            f"permittedStartupUsers={users}\nadvertisedAddress=127.0.0.1\nallowLoopback=true\nzkTimeout=2000\n"
+            "metadataServiceUri=zk://127.0.0.1:1/ledgers\n"
+            f"journalDirectories={tmp_path}/journal\nledgerDirectories={tmp_path}/ledgers\n"
+        )
+        done = subprocess.run(
+            [*_COMMAND, command, "--conf", str(conf)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode != 0
+        return done.stderr
+
+    error = start("operator, bookie")
+    assert f"bk_server.conf: permittedStartupUsers does not name {user}, the user of this process" in error
+    assert "start it as operator or bookie, or add" in error
+    assert not (tmp_path / "journal").exists()
+    assert len(error.splitlines()) == 1
+    assert "no ZooKeeper server answered" in start(f"operator, {user}")
 
 
 @pytest.mark.parametrize("arguments", [[], ["local"], ["start"], ["local", "--dir", "x", "--zookeepers", "2"]])

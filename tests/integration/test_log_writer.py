@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -127,6 +128,25 @@ def test_who_loses_the_tail_is_told_and_stops(log: Log, how: str) -> None:
     old.abandon()
     assert log.zookeeper.exists(log.paths.owner) is None
     assert entries(log) == [b"one", b"two", b"three"]
+
+
+def test_a_program_that_tries_for_ever_after_the_end_keeps_no_calls(log: Log) -> None:
+    """The calls in a traceback hold their payloads, and all raise one error."""
+    old = log.open_writer()
+    old.append(b"one")
+    commit(log, 0, [b"two"], fence_tail=True)
+    with pytest.raises(LogFencedError):
+        append_and_flush(old)
+    calls = (lambda: old.append(b"x"), lambda: old.append_many([b"x"]), old.flush, old.close)
+    depths = [[depth_of_error(call) for call in calls] for _ in range(3)]
+    old.abandon()
+    assert depths[2] == depths[1]
+
+
+def depth_of_error(call: Callable[[], object]) -> int:
+    with pytest.raises(LogFencedError) as raised:
+        call()
+    return len(list(traceback.walk_tb(raised.value.__traceback__)))
 
 
 def test_an_idle_writer_hears_that_it_was_replaced(log: Log) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import traceback
 
 import pytest
 
@@ -586,6 +587,19 @@ def test_a_fenced_answer_ends_the_writer() -> None:
     assert (writer.acknowledged, writer.machine.pending_entries) == ([], 2)
     with pytest.raises(LedgerFencedError):
         writer.add()
+
+
+def test_an_ended_writer_keeps_no_calls_of_a_program_that_tries_for_ever() -> None:
+    """The calls in a traceback hold their payloads, and all raise one error."""
+    writer = WriterUnderTest()
+    writer.add(1)
+    writer.answer("b1", 0, Code.FENCED)
+    depths = []
+    for _ in range(3):
+        with pytest.raises(LedgerFencedError) as raised:
+            writer.machine.check_open()
+        depths.append(len(list(traceback.walk_tb(raised.value.__traceback__))))
+    assert depths[2] == depths[1]
 
 
 def test_a_fenced_answer_counts_wherever_it_comes_in_a_batch() -> None:

@@ -103,6 +103,10 @@ def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, 
         start = snapshot.first_offset if options.start is None else options.start
     if options.follow:
         yield from reader.follow(start)
+    elif start > end and end < readable_end:
+        raise InvalidArgumentError(
+            f"log {log.name}: the read starts at {start}, after its end, {end}: give a larger --to"
+        )
     elif start > end:
         raise InvalidArgumentError(f"log {log.name}: --from {start} lies beyond the end of what can be read, {end}")
     elif options.count is not None:

@@ -315,7 +315,7 @@ class WriteHandle:
         while machine.outcome is None and machine.close_error is None:
             await self.waiters.woken()
         if machine.close_error is not None:
-            raise machine.close_error
+            raise machine.close_error.with_traceback(None)
         await self._runner.stop()
         return await self._runner.result()
 
@@ -330,7 +330,7 @@ class WriteHandle:
     def raise_error(self) -> None:
         """Raise the error that ended the handle, if any."""
         if self.machine.error is not None:
-            raise self.machine.error
+            raise self.machine.error.with_traceback(None)
 
     def _tell(self, event: WriterEvent) -> None:
         self._runner.handle(event)

@@ -93,7 +93,7 @@ class EntryOrder:
     def waits(self, wait_id: int) -> bool:
         """Return whether the wait goes on. Raises EntryGapError if the missing ids did not come in time."""
         if self.outcome is not None:
-            raise self.outcome.error
+            raise self.outcome.error.with_traceback(None)
         if wait_id in self._too_late:
             raise self._too_late[wait_id]
         return wait_id in self._waits

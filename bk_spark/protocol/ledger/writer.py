@@ -207,7 +207,8 @@ class LedgerWriter:
     def check_open(self) -> None:
         """Raise the error that ended the writer. Raises LedgerClosedError after :meth:`close`."""
         if self.error is not None:
-            raise self.error
+            # Without the calls that it was raised to before: their frames hold payloads, and a caller may try for ever.
+            raise self.error.with_traceback(None)
         if self._close_wanted:
             raise LedgerClosedError(CLOSED_TEXT, ledger_id=self.ledger_id)
 
@@ -236,7 +237,7 @@ class LedgerWriter:
         """With deferred sync: confirm the entries acknowledged so far, once every bookie has synced them."""
         assert self.deferred_sync
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         head = self.last_add_acknowledged
         if head > self.last_add_confirmed:
             self._actions += self._forces.begin(head, self._acknowledged_length, self.ensemble.members)

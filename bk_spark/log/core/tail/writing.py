@@ -260,7 +260,8 @@ class TailWriting:
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            # Without the calls that it was raised to before: their frames hold payloads, and a caller may try for ever.
+            raise self.failure.with_traceback(None)
 
     def _fail_steps(self, error: BookKeeperError) -> Steps[NoReturn]:
         """End the writer with ``error``, and raise what ended it."""
