@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environments import REPOSITORY
 from tests.support.process_tree import command_of, descendants
 from tests.support.processes import wait_until_ended
 from tests.support.ready_worker import make_python
@@ -74,3 +75,32 @@ def test_it_ends_when_spark_ends_it(daemon: tuple[subprocess.Popen[bytes], int])
     started, forked = daemon
     started.terminate()
     assert wait_until_ended(forked, 60_000)
+
+
+def test_a_test_process_that_is_killed_leaves_no_directory(tmp_path: Path) -> None:
+    """The whole group is killed at once, as by ``timeout``: nobody is left to remove anything."""
+    (tmp_path / "tmp").mkdir()
+    script = f"""
+import subprocess, sys, pathlib
+from tests.support.ready_worker import make_python
+python = make_python(pathlib.Path({str(tmp_path / "bin")!r}))
+subprocess.run([python, "-m", "pyspark.none"], stderr=subprocess.DEVNULL)
+print("used", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        start_new_session=True,
+    ) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"used\n"
+        group = descendants(killed.pid)
+        assert len(group) >= 1
+        os.killpg(killed.pid, signal.SIGKILL)
+        assert killed.wait(60) == -signal.SIGKILL
+    assert all(wait_until_ended(pid, 60_000) for pid in group)
+    assert list((tmp_path / "tmp").iterdir()) == []

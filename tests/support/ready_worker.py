@@ -22,12 +22,11 @@ import os
 import runpy
 import select
 import shlex
-import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +56,7 @@ _MAX_MESSAGE_BYTES: Final = 1 << 17
 _PROXY: Final = """\
 import json, os, socket
 nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-nursery.connect(os.environ.pop("BK_NURSERY"))
+nursery.connect("\\0" + os.environ.pop("BK_NURSERY"))
 arguments = os.environ.pop("BK_NURSERY_ARGUMENTS").split()
 asked = {"arguments": arguments, "directory": os.getcwd(), "environment": dict(os.environ)}
 socket.send_fds(nursery, [json.dumps(asked).encode()], [0, 1, 2])
@@ -77,7 +76,7 @@ def make_python(directory: Path) -> str:
         f"""#!/bin/sh
 case "$*" in "-m pyspark."*) ;; *) exec {python} "$@";; esac
 shift
-export BK_NURSERY={shlex.quote(str(_nursery()))} BK_NURSERY_ARGUMENTS="$*"
+export BK_NURSERY={_nursery()} BK_NURSERY_ARGUMENTS="$*"
 exec {python} -I -S -c {shlex.quote(_PROXY)}
 """
     )
@@ -86,20 +85,19 @@ exec {python} -I -S -c {shlex.quote(_PROXY)}
 
 
 @functools.cache
-def _nursery() -> Path:
-    """Start this process's nursery. Returns the address of its socket."""
-    # Temporary directories of tests have longer paths than an address may have.
-    directory = Path(tempfile.mkdtemp(prefix="bk-nursery-"))
-    address = directory / "socket"
+def _nursery() -> str:
+    """Start this process's nursery. Returns the address of its socket. It is no file, so that nothing is left of it
+    however the processes end."""
     # A thread of NumPy's would not survive the forks. Spark's own processes get the same seed of hashes from Spark.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     environment.pop("PYTHONPATH", None)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(address))
+    listener.bind("")
     listener.listen(128)
+    address: bytes = listener.getsockname()
     with listener:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "tests.support.ready_worker", str(listener.fileno()), str(directory), _ROOM],
+            [sys.executable, "-u", "-m", "tests.support.ready_worker", str(listener.fileno()), _ROOM],
             cwd=_REPOSITORY,
             env=environment,
             stdin=subprocess.PIPE,
@@ -113,7 +111,7 @@ def _nursery() -> Path:
         process.returncode = 0
 
     atexit.register(end)
-    return address
+    return address[1:].decode()
 
 
 class _Nursery:
@@ -137,11 +135,11 @@ class _Nursery:
             for fd, _ in sorted(self._poll.poll(), key=lambda event: event[0] == theirs):
                 if fd == ours:
                     open_for_more = False
-                    shutil.rmtree(sys.argv[2], ignore_errors=True)
                     for own in (ours, theirs):
                         self._poll.unregister(own)
+                    self._listener.close()
                 elif fd == theirs:
-                    arguments = self._fork()
+                    arguments = self._fork() if open_for_more else None
                     if arguments is not None:
                         return arguments
                 elif fd in self._processes:
@@ -152,6 +150,10 @@ class _Nursery:
 
     def _fork(self) -> list[str] | None:
         proxy, _ = self._listener.accept()
+        _, user, _ = struct.unpack("3i", proxy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.getuid():
+            proxy.close()  # anybody on the machine can connect
+            return None
         message, fds, _, _ = socket.recv_fds(proxy, _MAX_MESSAGE_BYTES, STANDARD_FDS)
         if len(fds) < STANDARD_FDS:
             proxy.close()  # it was ended before it could ask
