@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Final
 
 import numpy as np
 
@@ -12,10 +11,8 @@ from bookie_server.gc.live_entries import UnreadableEntryError
 from bookie_server.storage import files
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_scan import FoundEntries
+from bookie_server.storage.flush_pace import PACED_STEP_BYTES
 from bookie_server.storage.records import LENGTH_BYTES, gather_int32, gather_int64
-
-#: Written bytes are synced in steps of about this size, so that a journal's sync does not wait long for them.
-_SYNC_STEP_BYTES: Final = 16 * 1024 * 1024
 
 
 class EntryLogRewrite:
@@ -40,7 +37,8 @@ class EntryLogRewrite:
         self.size_bytes = files.write_at(self._fd, [entry_log.file_header()], 0)
 
     def copy(self, entries: FoundEntries) -> None:
-        """Append ``entries``, which must fit into memory. Raises UnreadableEntryError, OSError."""
+        """Append ``entries``, which must fit into memory. What is written and not synced is one step (flush_pace.py) at
+        most, or ``entries``. Raises UnreadableEntryError, OSError, SyncFailedError."""
         steps = entries.sizes + LENGTH_BYTES
         ends = np.cumsum(steps)
         buffer = memoryview(bytearray(int(ends[-1])))
@@ -60,14 +58,14 @@ class EntryLogRewrite:
                 f"entry {entries.entry_ids[i]} of ledger {entries.ledger_ids[i]} is not at offset "
                 f"{entries.offsets[i]} of {self._old_path}"
             )
+        if self._unsynced_bytes + len(buffer) > PACED_STEP_BYTES:
+            files.sync_data(self._fd)
+            self._unsynced_bytes = 0
         self.size_bytes = files.write_at(self._fd, [buffer], self.size_bytes)
+        self._unsynced_bytes += len(buffer)
         self.entries += len(entries)
         for ledger_id, size in _bytes_by_ledger(entries):
             self._ledger_bytes[ledger_id] = self._ledger_bytes.get(ledger_id, 0) + size
-        self._unsynced_bytes += len(buffer)
-        if self._unsynced_bytes >= _SYNC_STEP_BYTES:
-            files.sync_data(self._fd)
-            self._unsynced_bytes = 0
 
     def complete(self, marker_path: str) -> None:
         """Complete the new entry log, make it durable, and create the marker. Raises OSError, SyncFailedError."""

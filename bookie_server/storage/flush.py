@@ -26,7 +26,7 @@ from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.entrylog.entry_log_writer import SYNC_STEP_BYTES, EntryLogWriter, Steps
-from bookie_server.storage.flush_pace import FlushPace
+from bookie_server.storage.flush_pace import PACED_STEP_BYTES, FlushPace
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.log_mark import LogMark, write_marks
@@ -38,8 +38,6 @@ _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: Number of ledgers whose cached pages are updated in one turn of the event loop.
 _LEDGERS_PER_TURN: Final = 500
-#: Size of the steps of a flush that takes its time.
-_PACED_STEP_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +78,7 @@ class _Steps:
 
     @property
     def step_bytes(self) -> int:
-        return SYNC_STEP_BYTES if self._hurry.is_set() else _PACED_STEP_BYTES
+        return SYNC_STEP_BYTES if self._hurry.is_set() else PACED_STEP_BYTES
 
     def synced(self, size_bytes: int) -> None:
         self._synced_bytes += size_bytes

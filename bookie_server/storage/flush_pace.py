@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+#: Size of the steps of what nobody waits for: flushes that take their time, and compaction. Each is synced before the
+#: next, so that the journal's syncs wait for one step at most.
+PACED_STEP_BYTES: Final = 1024 * 1024
 #: Everything is due when the other half of the write cache is so full.
 MOST_FILLED: Final = 0.5
 #: The write cache is looked at again after so long.

@@ -19,7 +19,10 @@ from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
 from bookie_server.storage import files
+from bookie_server.storage.entrylog.entry_log import HEADER_BYTES
+from bookie_server.storage.flush_pace import PACED_STEP_BYTES
 from bookie_server.storage.index.index_pointers import ledgers_pointing
+from tests.support import collected_storage
 from tests.support.collected_storage import EntryKey, SmallStorage, payload
 
 #: As two flushes leave them: each sorted.
@@ -276,6 +279,34 @@ def test_a_stop_leaves_the_old_log_and_nothing_else(storage: SmallStorage, monke
         compact(storage, 1, [1, 2, 3], stop=stop, throttle_step=10)
     assert storage.names() == {"1.log"}
     assert_readable(storage, KEYS)
+
+
+def test_a_journals_sync_never_waits_for_much(storage: SmallStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def large(ledger_id: int, entry_id: int) -> bytes:
+        return payload(ledger_id, entry_id).ljust(PACED_STEP_BYTES * 2 // 7, b"x")
+
+    monkeypatch.setattr(collected_storage, "payload", large)
+    storage.write_log(1, KEYS[:30])
+    write_at, sync_data, unsynced, most = files.write_at, files.sync_data, 0, 0
+
+    def write(fd: int, buffers: Any, offset: int) -> int:
+        nonlocal unsynced, most
+        end = write_at(fd, buffers, offset)
+        unsynced += end - offset
+        most = max(most, unsynced)
+        return end
+
+    def sync(fd: int) -> None:
+        nonlocal unsynced
+        sync_data(fd)
+        unsynced = 0
+
+    monkeypatch.setattr(files, "write_at", write)
+    monkeypatch.setattr(files, "sync_data", sync)
+    result = compact(storage, 1, [1, 2, 3])
+    assert result.new_bytes > 8 * PACED_STEP_BYTES
+    # The header, too, is written before the first step.
+    assert PACED_STEP_BYTES // 2 < most <= PACED_STEP_BYTES + HEADER_BYTES
 
 
 def test_a_crash_at_any_step_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:

@@ -141,6 +141,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_flush_pace.py::test_it_ends_before_the_other_half_is_full_however_fast_it_fills",),
     ),
     Mutation(
+        "A rewrite of an entry log syncs in small steps.",
+        "bookie_server/gc/entry_log_rewrite.py",
+        "len(buffer) > PACED_STEP_BYTES",
+        "len(buffer) > 16 * PACED_STEP_BYTES",
+        ("tests/unit/test_compaction.py::test_a_journals_sync_never_waits_for_much",),
+    ),
+    Mutation(
         "Index files are synced before the marks advance.",
         "bookie_server/storage/flush.py",
         "        self._index.sync()\n",
