@@ -175,7 +175,9 @@ class Streams:
         if failure is not None:
             raise failure
         assert query.isActive, "the query ended"
-        return max((each["batchId"] for each in query.recentProgress if each["numInputRows"]), default=-1)
+        progress = query.lastProgress
+        # Without rows it tells of a batch that has not begun.
+        return -1 if progress is None else int(progress["batchId"]) - (progress["numInputRows"] == 0)
 
     def check(self) -> int:
         """Stop the first query, let the second read the rest, and compare. Returns the number of rows of each log."""
