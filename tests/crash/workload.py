@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,9 +247,8 @@ class Workload:
         hold = self.recorder.hold = Hold(thread, skip)
         task = asyncio.ensure_future(doing)
         try:
-            for _ in range(_WAIT_SECONDS * 2000):
-                if hold.reached.is_set() or task.done():
-                    break
+            deadline = time.monotonic() + _WAIT_SECONDS
+            while not hold.reached.is_set() and not task.done() and time.monotonic() < deadline:
                 await asyncio.sleep(0.0005)
             self.say(f"the thread {thread} is held" if hold.reached.is_set() else f"{thread} was not held")
             await meanwhile()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -30,11 +30,15 @@ def bookie(zk_only: LocalCluster, tmp_path: Path) -> Iterator[BookieProcess]:
     process.end()
 
 
-def takes_adds(connection: Connection, ledger_id: int) -> None:
-    """It does, also when what was added before was flushed some times."""
-    for entry_id in range(10):
-        assert connection.add(ledger_id, [entry_id]) == [Code.OK]
-        time.sleep(FLUSH_MS / 1000)
+def takes_adds(bookie: BookieProcess, connection: Connection, ledger_ids: Iterable[int]) -> None:
+    """It does, also when what was added before was flushed, which makes the file of each ledger's index."""
+    for ledger_id in ledger_ids:
+        assert connection.add(ledger_id, [0]) == [Code.OK]
+        deadline = time.monotonic() + 60
+        while not list(bookie.directory.rglob(f"{ledger_id:x}.idx")):
+            assert time.monotonic() < deadline, bookie.lines
+            time.sleep(0.01)
+        assert connection.add(ledger_id, [1]) == [Code.OK]
 
 
 def v3(connection: Connection, ledger_id: int, entry_id: int, **more: object) -> int:
@@ -59,7 +63,7 @@ def test_an_add_beyond_the_longest_index_file_is_refused_and_others_of_its_batch
             for more in ({}, {"flag": pb.AddRequest.RECOVERY_ADD}):
                 assert v3(other, 9, 1, **more) == pb.EOK
                 assert v3(other, 9, FAR, **more) == pb.EBADREQ
-        takes_adds(connection, 10)
+        takes_adds(bookie, connection, range(10, 13))
         for entry_id in (0, 1, 2, 3, LAST):
             assert connection.read(7, entry_id) == stored(7, entry_id)
         assert connection.read(7, FAR) is Code.NO_ENTRY
@@ -92,7 +96,7 @@ def test_a_journal_with_an_entry_that_no_index_file_can_hold_is_replayed(bookie:
             assert connection.read(7, said + 2) is Code.NO_ENTRY
             assert connection.read(7, FAR) is Code.IO_ERROR
             assert connection.read(8, FAR) is Code.IO_ERROR
-            takes_adds(connection, 10)
+            takes_adds(bookie, connection, range(10 + said, 12 + said))
             assert connection.add(7, [said + 2]) == [Code.OK]
             assert connection.read(7, said + 2) == stored(7, said + 2)
         assert bookie.stop() == 0

@@ -159,7 +159,7 @@ def test_a_recovery_that_hangs_does_not_hold_up_the_others_nor_its_caller(one: L
 
     async def recover(client: Client, ledger_id: int, password: bytes = b"") -> ReadHandle:
         if ledger_id == hangs.ledger_id:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         return await recover_and_open(client, ledger_id, password)
 
     with patch.object(Client, "recover_and_open", recover):

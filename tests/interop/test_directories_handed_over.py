@@ -330,7 +330,7 @@ def test_h1_every_order_of_bookies_stopped_and_killed_idle_and_writing(
             if stage.writes:
                 shelf.fill()
             else:
-                time.sleep(_IDLE_S)
+                time.sleep(_IDLE_S)  # it may do what an idle bookie does
             if place >= len(stages) - 2:
                 shelf.check(bookie.port, explicit_lacs=False)
             if stage.killed and stage.writes:

@@ -32,7 +32,7 @@ def events(connector: Connector) -> str:
     name = f"events-{uuid.uuid4().hex[:8]}"
     for prefix, count in (("a", 10), ("b", 20), ("c", 30)):
         connector.write(connector.spark.sql(texts(count, partitions=2, prefix=prefix)), name)
-        time.sleep(0.002)
+        time.sleep(0.002)  # times of commits are in ms
     return name
 
 

@@ -129,7 +129,7 @@ async def test_the_end_of_the_handle_wakes_who_waits(stage: Stage) -> None:
         asyncio.ensure_future(work)
         for work in (stage.adv.append(5, b"x"), stage.adv.flush(), stage.adv.wait_confirmed(3))
     ]
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     await stage.adv.abandon()
     for one in waiting:
         with pytest.raises(LedgerClosedError):

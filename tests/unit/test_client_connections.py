@@ -337,7 +337,7 @@ async def give_up_after(connection: Connection, bookie: ServedBookie, pause_s: f
     """A read that is not answered, and given up this long after the bookie has it."""
     read = asyncio.ensure_future(connection.read(LEDGER, range(3)))
     await until(lambda: bool(bookie._held))
-    await asyncio.sleep(pause_s)
+    await asyncio.sleep(pause_s)  # the bookie is silent
     read.cancel()
     await asyncio.gather(read, return_exceptions=True)
 
@@ -358,13 +358,13 @@ async def test_a_peer_that_is_not_silent_for_long_is_not_taken_for_dead(
     assert not connection.closed
 
 
-@with_bookie(silence_ms=1_000)
+@with_bookie(silence_ms=300)
 async def test_a_peer_that_answers_others_is_not_dead(bookie: ServedBookie, connection: Connection) -> None:
     bookie.silent = True
     hangs = asyncio.ensure_future(connection.read(LEDGER, range(3)))
     await until(lambda: bool(bookie._held))
     bookie.silent = False
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.3)  # the bookie is silent
     await connection.read(LEDGER, range(10, 11))
     hangs.cancel()
     await asyncio.gather(hangs, return_exceptions=True)
@@ -469,7 +469,7 @@ def answering(*pieces: bytes, then: str = "wait") -> Callable[..., Coroutine[Any
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # pieces are received apart
         if then == "wait":
             await never(reader, writer)
 

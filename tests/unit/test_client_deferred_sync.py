@@ -189,7 +189,7 @@ def test_a_writer_that_pauses_tells_its_lac(settings: dict[str, Any]) -> None:
         # The LAC is sent once.
         for bookie in stage.bookies:
             bookie.explicit_lac = None
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # five intervals
         assert told(stage, 1) is None
         await stage.handle.append(b"x")
         await stage.handle.force()
@@ -223,5 +223,5 @@ async def test_a_lac_that_too_few_took_is_told_again(stage: Stage) -> None:
 async def test_nothing_is_told_unless_asked_for(stage: Stage) -> None:
     await stage.handle.append(b"x")
     await stage.handle.flush()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)  # a LAC that was sent would be there
     assert told(stage, 1) is None

@@ -193,13 +193,13 @@ def test_a_client_that_may_only_write(tmp_path: Path) -> None:
 def test_a_lost_bookie_fails_everything_that_waits() -> None:
     async def play() -> None:
         bookie = HeldBookie()
-        async with pool_of_lost(bookie) as (connection, lose):
+        async with pool_of_lost(bookie) as (connection, front):
             listener = Listener(connection)
             connection.send([frames(0, [b"x"])])
             await until(lambda: bookie.entries == 1)
             reading = asyncio.create_task(connection.long_poll(1, 0, 60_000))
-            await asyncio.sleep(0.05)
-            await lose()
+            await until(lambda: front.load.polls == 1)
+            await front.server.close()
             with pytest.raises(BookieUnavailableError):
                 await reading
             await until(lambda: listener.lost)
@@ -210,7 +210,7 @@ def test_a_lost_bookie_fails_everything_that_waits() -> None:
     @asynccontextmanager
     async def pool_of_lost(bookie: HeldBookie) -> AsyncIterator[Any]:
         async with grpc_front(bookie) as front, pool(front.port) as one:
-            yield await one.get("b1"), front.server.close
+            yield await one.get("b1"), front
             bookie.answer()
 
     run(play())
@@ -428,7 +428,7 @@ def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch
             while not bookie.entries:
                 await asyncio.sleep(0.005)
             for _ in range(10):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # all of them: four times as long as an idle call lives
                 assert len(places) == 1
                 assert connection._adds._call is not None
             bookie.answer()

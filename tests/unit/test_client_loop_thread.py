@@ -52,7 +52,7 @@ def test_work_that_takes_longer_than_a_look_at_signals(loop: LoopThread, monkeyp
     monkeypatch.setattr(loop_thread, "_SIGNALS_S", 0.01)
 
     async def slow(error: Exception | None) -> int:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # five looks
         if error is not None:
             raise error
         return 7
@@ -99,7 +99,7 @@ def test_an_interrupted_iteration_can_be_closed(loop: LoopThread) -> None:
             await asyncio.Event().wait()
             yield 2
         finally:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # as above
             cleaned.set()
 
     def interrupt() -> None:

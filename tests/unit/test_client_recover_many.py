@@ -30,7 +30,7 @@ def recovered(
         under_way += 1
         most = max(most, under_way)
         try:
-            await asyncio.sleep(3600 if ledger_id in hang else 0)
+            await (asyncio.Event().wait() if ledger_id in hang else asyncio.sleep(0))
             if errors and ledger_id in errors:
                 raise errors[ledger_id]
         finally:

@@ -330,7 +330,7 @@ async def test_a_group_filled_between_the_failure_and_the_loops_turn_is_not_writ
             time.sleep(0.001)
         time.sleep(0.1)  # longer than the thread's pause after a failure
         second = here.submit(7, 1)
-        time.sleep(0.05)
+        time.sleep(0.05)  # the thread would have written it
         assert disk.calls.count("pwritev") == 1  # the one that failed
         assert [await first, await second] == [False, False]
         assert await here.submit(7, 2)
@@ -402,7 +402,7 @@ async def test_a_disk_that_stays_full_is_tried_at_a_bounded_rate(tmp_path: Path,
         assert tried <= (time.monotonic() - start) / 0.05 + 1
         disk.heal()
         writes = disk.calls.count("pwritev")
-        await asyncio.sleep(0.12)
+        await asyncio.sleep(0.12)  # longer than the thread's pause after a failure
         assert disk.calls.count("pwritev") == writes  # nothing by itself
         assert await here.submit(1, 1)
     assert entries(tmp_path) == [(1, 1)]
@@ -627,7 +627,7 @@ async def test_without_syncs_one_follows_after_the_interval(tmp_path: Path, disk
             await asyncio.sleep(0.005)
         synced = disk.calls.count("fdatasync")
         assert synced >= 1
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # three intervals
         assert disk.calls.count("fdatasync") == synced  # nothing new, nothing to sync
 
 

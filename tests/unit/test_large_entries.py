@@ -195,7 +195,7 @@ async def test_adds_before_a_fence_are_durable_when_it_is_answered(
             await asyncio.sleep(0.001)
         fence = bookie.bookie.fence(1, KEY)
         assert await bookie.add(large(1, 2)) == [Code.FENCED]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # an answer that does not wait for the disk would be there
         assert not before.done()
         assert not fence.done()
         block.release()

@@ -119,7 +119,7 @@ class Race:
 
 async def run(pauses_s: dict[str, float], *, error: Exception | None = None) -> str:
     async def perform(action: object) -> object:
-        await asyncio.sleep(pauses_s[str(action)])
+        await asyncio.sleep(pauses_s[str(action)])  # which of two is first
         if error is not None:
             raise error
         return action
@@ -199,7 +199,7 @@ def test_a_request_that_is_given_up_is_cancelled_and_its_id_free_again() -> None
         async def perform(action: object) -> str:
             assert isinstance(action, Ask)
             try:
-                await asyncio.sleep(next(pauses_s))
+                await asyncio.sleep(next(pauses_s))  # which of them is first
             except asyncio.CancelledError:
                 cancelled.append(action.request_id)
                 raise

@@ -328,7 +328,7 @@ async def early(served: Front, tmp_path: Path, first: bytes, *, apart: bool) -> 
         assert await reader.readexactly(len(_GRANTED)) == _GRANTED
         for byte in first if apart else b"":
             writer.write(bytes([byte]))
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # bytes are received apart
         await writer.start_tls(client_context(tmp_path / "client"), server_hostname="localhost")
         yield TlsPeer(reader, writer)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -197,19 +196,23 @@ def test_n1_connections_that_are_gone_leave_nothing_to_collect() -> None:
             gc.collect()
             gc.disable()
             try:
-                for request in (add_frame(1, 0), v3_add(1), wire_v2.read_requests(1, range(5)), poll(1), bytes(3)):
+                for request, under_way in (
+                    (add_frame(1, 0), lambda: bookie.entries == 1),
+                    (v3_add(1), lambda: bookie.entries == 1),
+                    (wire_v2.read_requests(1, range(5)), lambda: bookie.reads == 5),
+                    (poll(1), lambda: here.server.load.polls == 1),
+                    (bytes(3), lambda: len(list(here.server._connections)) == 1),
+                ):
                     peer = await here.connect()
                     await peer.send(request)
-                    await until(lambda: len(list(here.server._connections)) == 1)
-                    await asyncio.sleep(0.05)
+                    await until(under_way)
                     bookie.answer()
                     gone += map(weakref.ref, here.server._connections)
                     peer.socket.close()
                     await until(lambda: here.server.connection_count == 0)
-                    await asyncio.sleep(0.05)
                     del peer
                 assert len(gone) == 5
-                assert [one() for one in gone] == [None] * 5
+                await until(lambda: [one() for one in gone] == [None] * 5)
             finally:
                 gc.enable()
 

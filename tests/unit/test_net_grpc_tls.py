@@ -131,7 +131,7 @@ def test_changed_certificates_are_used_for_new_connections(tmp_path: Path) -> No
             (tmp_path / "key.pem").write_bytes(other.key_pem())
             assert await answers(front.port, credentials()), "half of a change is not used"
             (tmp_path / "cert.pem").write_bytes(other.pem)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # then the next look at the files is due
             assert await answers(front.port, credentials(trusts="others"))
             assert not await answers(front.port, credentials())
 

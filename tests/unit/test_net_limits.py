@@ -60,7 +60,7 @@ def test_adds_in_progress_stop_the_reading_of_all_sockets() -> None:
             await other.send(add_frame(2, 0))
             late = await here.connect()
             await late.send(add_frame(2, 1))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)  # more would be there
             assert bookie.entries == 4
             bookie.answer()
             assert await peer.codes(4) == [Code.OK] * 4
@@ -162,10 +162,10 @@ def test_reads_answered_at_once_within_one_receive_are_bounded() -> None:
         async with front(NetConfig(), bookie) as here:
             peer = await here.connect(receive_bytes=4096)
             await peer.send_what_is_taken((reads((1, 0)) + AUTH) * 5000)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # what is answered at once is answered
             # Besides what the kernel takes for the peer.
             assert bookie.reads < 100
-            assert here.server.load.unsent_bytes < 2 * MIB
+            assert here.server.load.unsent_bytes < MIB // 2
             assert here.server.load.reads_bytes < 3 * MIB
 
     run(test)
@@ -307,7 +307,7 @@ def test_long_polls_that_wake_together_do_not_fill_the_memory() -> None:
             await peer.send(b"".join(poll(i) for i in range(300)))
             await until(lambda: here.server.load.polls == 300)
             bookie.lac_reached.set()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # all polls are awake
             assert here.server.load.unsent_bytes < 2 * MIB
             answers = {wire_v3.parse_response(await peer.body()).header.txnId for _ in range(300)}
             assert answers == set(range(300))
@@ -389,7 +389,7 @@ def test_the_end_waits_for_adds_and_not_for_who_takes_nothing(monkeypatch: pytes
             await writer.send(add_frame(1, 0))
             await until(lambda: bookie.entries == 1 and here.server.load.unsent_bytes > 0)
             closing = asyncio.ensure_future(here.server.close())
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)  # longer than it waits for who takes nothing
             assert not closing.done()
             bookie.answer()
             assert await writer.codes(1) == [Code.OK]
@@ -438,7 +438,7 @@ def test_a_list_larger_than_a_frame_is_an_error_and_one_list_is_made_at_a_time()
             gone.socket.close()
             await until(lambda: here.server.connection_count == 1)
             await peer.send(wire_v3.list_of_entries_request(2, 1))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)  # the second would have begun
             assert len(bookie.lists) == 1  # the first one is still being made
             bookie.lists[0].set_result((Code.OK, np.arange(3)))
             await until(lambda: len(bookie.lists) == 2)

@@ -65,7 +65,7 @@ def test_a_large_frame_that_comes_slowly_is_left_alone_while_nobody_waits(monkey
             slow, data = await here.connect(), add_frame(1, 0, size=LARGEST)
             for first, last in ((0, 8), (8, 300_000), (300_000, len(data) - 1), (len(data) - 1, len(data))):
                 await slow.send(data[first:last])
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # a hundred times the limit, ten looks
             await until(lambda: here.bookie.entries == 1)
             here.bookie.answer()
             assert await slow.codes(1) == [Code.OK]

@@ -254,7 +254,7 @@ def test_start_tls_may_come_in_pieces(tmp_path: Path) -> None:
             for i in range(len(_REQUEST)):
                 assert served.server.connection_count <= 1
                 writer.write(_REQUEST[i : i + 1])
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # pieces are received apart
             assert await reader.readexactly(len(_GRANTED)) == _GRANTED
             await writer.start_tls(client_context(tmp_path / "client"), server_hostname="localhost")
             peer = TlsPeer(reader, writer)
@@ -266,7 +266,7 @@ def test_start_tls_may_come_in_pieces(tmp_path: Path) -> None:
             plain = await served.connect()
             for piece in (reads((1, 1))[:3], reads((1, 1))[3:]):
                 await plain.send(piece)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # as above
             assert await plain.codes(1) == [0]
 
     run(test)
@@ -367,11 +367,11 @@ def test_changed_certificates_are_used_for_new_connections(tmp_path: Path, caplo
         async with front(NetConfig(), HeldBookie(), tls=tls) as served, connected(served, context) as old:
             assert await served_with(old) == first.der
             (tmp_path / "key.pem").write_bytes(second.key_pem())
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # then the next look at the files is due
             async with connected(served, context) as peer:  # half of the change: the key without its certificate
                 assert await served_with(peer) == first.der
             (tmp_path / "cert.pem").write_bytes(second.pem)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # as above
             async with connected(served, context) as peer:
                 assert await served_with(peer) == second.der
             assert await served_with(old) == first.der

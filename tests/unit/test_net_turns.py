@@ -367,7 +367,7 @@ def test_n1_the_kernel_keeps_little_of_what_a_peer_does_not_take() -> None:
                 peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, 4096)
             await peer.send(reads(*((1, i) for i in range(40))))
             await until(lambda: here.server.load.unsent_bytes > 0)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # another would have been read
             assert bookie.reads == 1
 
     run(test)
@@ -401,7 +401,7 @@ def test_the_delay_of_the_event_loop_is_told() -> None:
         assert max(seen) >= 0.25
         delay.stop()
         seen.clear()
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.25)  # two looks would have come
         assert not seen
 
     asyncio.run(test())  # its clock shows every delay

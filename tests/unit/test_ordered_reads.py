@@ -34,7 +34,7 @@ def test_batches_come_in_order_whatever_the_threads_do(seed: int) -> None:
     def source(first: int, count: int, pauses: list[float]) -> Source:
         def batches() -> Generator[Costly, None, None]:
             for number in range(count):
-                time.sleep(pauses[number])
+                time.sleep(pauses[number])  # other threads go on
                 yield batch(first + number), rng.choice([0, KIB, 100 * KIB])
 
         return batches

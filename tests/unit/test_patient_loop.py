@@ -28,7 +28,7 @@ async def _asked(limit_s: float) -> list[bytes]:
     answers = []
     try:
         for number in range(3):
-            time.sleep(2 * limit_s)
+            time.sleep(2 * limit_s)  # as above
             writer.write(b"%d" % number)
             async with asyncio.timeout(limit_s):
                 answers.append(await reader.read(100))
@@ -57,7 +57,7 @@ def test_a_timer_that_is_due_after_a_stall_waits_until_its_peers_have_had_their_
 
     async def play() -> None:
         timer = asyncio.get_running_loop().call_later(LIMIT_S, happened.append, "timer")
-        time.sleep(1)
+        time.sleep(1)  # the machine runs others
         await peers(10)
         while happened[-1] != "timer":
             await asyncio.sleep(LIMIT_S / 10)
@@ -70,7 +70,7 @@ def test_a_timer_that_is_due_after_a_stall_waits_until_its_peers_have_had_their_
 def test_pauses_are_as_long_as_they_should_be() -> None:
     async def play() -> tuple[float, float]:
         begun_s, loop_begun_s = time.monotonic(), asyncio.get_running_loop().time()
-        await asyncio.sleep(LIMIT_S)
+        await asyncio.sleep(LIMIT_S)  # this is what is measured
         return time.monotonic() - begun_s, asyncio.get_running_loop().time() - loop_begun_s
 
     least_s = float("inf")

@@ -226,7 +226,7 @@ class StreamRun:
 
     def _later(self, after_ms: int, start: Callable[[], None]) -> None:
         def work() -> None:
-            time.sleep(after_ms / 1000)
+            time.sleep(after_ms / 1000)  # as the plan says
             start()
 
         thread = threading.Thread(target=work, name="restart of a server")

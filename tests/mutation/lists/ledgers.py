@@ -15,6 +15,20 @@ MUTATIONS: Final = (
         ("tests/unit/test_protocol_add_window.py::test_against_the_model",),
     ),
     Mutation(
+        "A bookie that answers others is not taken for dead.",
+        "bk_spark/bookie/connection/interface.py",
+        "max(asked_at, self._heard_at)",
+        "asked_at",
+        ("tests/unit/test_client_connections.py::test_a_peer_that_answers_others_is_not_dead",),
+    ),
+    Mutation(
+        "A writer publishes its LAC by itself only where it is asked to.",
+        "bk_spark/protocol/ledger/explicit_lac.py",
+        " or not self._interval_ms:",
+        ":",
+        ("tests/unit/test_client_deferred_sync.py::test_nothing_is_told_unless_asked_for",),
+    ),
+    Mutation(
         "An answer that comes twice counts once.",
         "bk_spark/protocol/ledger/add_window.py",
         "self._held[rows[states & _HELD == 0]] += 1",

@@ -81,6 +81,27 @@ MUTATIONS: Final = (
         ("tests/unit/test_net_limits.py::test_half_frames_of_all_connections_are_bounded",),
     ),
     Mutation(
+        "Reads are answered at once only while the peer takes the answers.",
+        "bookie_server/net/native/answers.py",
+        "return self._out_bytes < self._high_bytes and self._taken.is_set() and self._load",
+        "return self._load",
+        ("tests/unit/test_net_limits.py::test_reads_answered_at_once_within_one_receive_are_bounded",),
+    ),
+    Mutation(
+        "One list of entries is made at a time.",
+        "bookie_server/net/native/inquiries_v3.py",
+        "    await slot.acquire()\n",
+        "",
+        ("tests/unit/test_net_limits.py::test_a_list_larger_than_a_frame_is_an_error_and_one_list_is_made_at_a_time",),
+    ),
+    Mutation(
+        "The kernel keeps little of what a peer does not take.",
+        "bookie_server/net/common/kernel_room.py",
+        "socket.TCP_NOTSENT_LOWAT, LITTLE_BYTES)",
+        "socket.TCP_NOTSENT_LOWAT, MUCH_BYTES)",
+        ("tests/unit/test_net_turns.py::test_n1_the_kernel_keeps_little_of_what_a_peer_does_not_take",),
+    ),
+    Mutation(
         "A connection that waits for the bookie is not closed for a newcomer.",
         "bookie_server/net/common/connections.py",
         "if not connection.busy:",
