@@ -35,7 +35,7 @@ from kazoo.protocol.states import KazooState, WatchedEvent, ZnodeStat
 
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
 from bk_spark.bookie.metadata.session_rest import SessionRest
-from bk_spark.bookie.metadata.zookeeper_access import EncryptingHandler, ZooKeeperAccess
+from bk_spark.bookie.metadata.zookeeper_access import EncryptingHandler, PollingHandler, ZooKeeperAccess
 from bk_spark.bookie.metadata.zookeeper_errors import CONNECTION_LOST, refused_request
 from bk_spark.bookie.metadata.zookeeper_refusal import refusal
 from bk_spark.protocol.errors import MetadataUnavailableError, NoNodeError, OutcomeUnknownError
@@ -90,7 +90,7 @@ class ZooKeeper:
             timeout=self._session_timeout_s,
             logger=logging.getLogger(f"{__name__}.kazoo"),
             connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
-            **({} if access is None else access.kazoo_options()),
+            **{"handler": PollingHandler()} | ({} if access is None else access.kazoo_options()),
         )
         self._listeners: list[Callable[[str], None]] = []
         self._client.add_listener(self._on_state)

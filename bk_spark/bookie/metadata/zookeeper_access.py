@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import select
 import socket
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.utils import fileobj_to_fd
 from kazoo.security import CREATOR_ALL_ACL
 
 from bk_spark.bookie.metadata.zookeeper_settings import KEY_STORE, TRUST_STORE, ZooKeeperSettings
@@ -61,7 +65,33 @@ class _Credentials(str):
         return "'...'"
 
 
-class EncryptingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+class PollingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Waits for sockets with ``poll``. kazoo makes a selector for each wait, and waits some five times a request."""
+
+    def select(
+        self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout_s: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Do what ``select.select`` does. ``others`` is empty: kazoo waits for nothing else."""
+        wanted: dict[int, int] = {}
+        for mask, files in ((select.POLLIN, readers), (select.POLLOUT, writers)):
+            for file in files:
+                fd = fileobj_to_fd(file)
+                wanted[fd] = wanted.get(fd, 0) | mask
+        poll = select.poll()
+        for fd, mask in wanted.items():
+            poll.register(fd, mask)
+        ready = dict(poll.poll(None if timeout_s is None else max(0, math.ceil(timeout_s * 1000))))
+        if any(events & select.POLLNVAL for events in ready.values()):
+            raise ValueError("a socket was closed while it was waited for")
+        # A socket that is broken is ready for both: the call that follows raises its error.
+        return (
+            [file for file in readers if ready.get(file.fileno(), 0) & ~select.POLLOUT],
+            [file for file in writers if ready.get(file.fileno(), 0) & ~select.POLLIN],
+            [],
+        )
+
+
+class EncryptingHandler(PollingHandler):
     """Opens kazoo's connections. kazoo's own TLS knows PEM files only, and reads them for each connection."""
 
     def __init__(self, contexts: TlsContexts) -> None:
