@@ -118,7 +118,8 @@ def test_a_bookie_is_started_only_by_the_users_that_its_configuration_names(tmp_
 
     def start(users: str) -> str:
         conf.write_text(
-            f"permittedStartupUsers={users}\nadvertisedAddress=127.0.0.1\nallowLoopback=true\nzkTimeout=2000\n"
+            f"permittedStartupUsers={users}\nadvertisedAddress=127.0.0.1\nallowLoopback=true\n"
+            f"httpServerEnabled=true\nhttpServerTokenFile={tmp_path}/missing\n"
             "metadataServiceUri=zk://127.0.0.1:1/ledgers\n"
             f"journalDirectories={tmp_path}/journal\nledgerDirectories={tmp_path}/ledgers\n"
         )
@@ -133,7 +134,9 @@ def test_a_bookie_is_started_only_by_the_users_that_its_configuration_names(tmp_
     assert "start it as operator or bookie, or add" in error
     assert not (tmp_path / "journal").exists()
     assert len(error.splitlines()) == 1
-    assert "no ZooKeeper server answered" in start(f"operator, {user}")
+    # The next thing that is wrong is told instead.
+    assert "permittedStartupUsers" not in (error := start(f"operator, {user}"))
+    assert "httpServerTokenFile" in error
 
 
 @pytest.mark.parametrize("arguments", [[], ["local"], ["start"], ["local", "--dir", "x", "--zookeepers", "2"]])
