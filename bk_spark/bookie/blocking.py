@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bk_spark.bookie.client import DEFAULT_QUORUM, Client
+from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.bookie.metadata.ledger_store import CreateWith
@@ -113,6 +114,11 @@ class BlockingClient:
     @documented_as(Client.zookeeper)
     def zookeeper(self) -> ZooKeeper:
         return self._client.zookeeper
+
+    @property
+    @documented_as(Client.counts)
+    def counts(self) -> ClientCounts:
+        return self._client.counts
 
     @documented_as(Client.create)
     def create(

@@ -6,9 +6,11 @@ There is no bare ``open``: :meth:`Client.open_for_reading` does not fence, and :
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 
+from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.bookie.cluster_session import ClusterSession
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.ledger_handles import LedgerHandles
@@ -105,6 +107,11 @@ class Client:
     def zookeeper(self) -> ZooKeeper:
         """The client's session with ZooKeeper."""
         return self._started.session.zookeeper
+
+    @property
+    def counts(self) -> ClientCounts:
+        """What the client has done since it was started: a copy."""
+        return dataclasses.replace(self._started.session.services.counts)
 
     async def create(
         self,

@@ -73,6 +73,7 @@ class LedgerHandles:
             deferred_sync=deferred_sync,
         )
         self._writing.add(handle)
+        session.services.counts.ledgers_created += 1
         try:
             await handle.start()
         except BaseException:
@@ -173,6 +174,7 @@ class LedgerHandles:
 
     def _reader(self, ledger_id: int, metadata: LedgerMetadata, password: bytes) -> ReadHandle:
         digest_type = _authorize(ledger_id, metadata, password)
+        self.session.services.counts.ledgers_opened += 1
         return ReadHandle(ledger_id, metadata, digest_type, password, self._read_access)
 
 

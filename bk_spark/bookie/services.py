@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.ledger_store import CreateWith, LedgerStore, StoredMetadata
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -43,6 +44,8 @@ class ClusterServices:
 
     def __init__(self, zk: ZooKeeper, uri: MetadataServiceUri, config: ClientConfig) -> None:
         self._zk = zk
+        #: What the client counts. Changed in its event loop only.
+        self.counts = ClientCounts()
         self._timeout_s = config.metadata_timeout_ms / 1000
         with zk.within(config.metadata_timeout_ms):
             self._store = LedgerStore(zk, uri)

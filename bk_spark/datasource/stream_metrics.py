@@ -1,7 +1,8 @@
 """Metrics of streaming queries, from the progress that Spark tells listeners, for Prometheus.
 
 Spark gives sources and sinks in Python no channel for metrics of their own. What a source may say is its latest offset,
-which carries how far the query is behind (:mod:`bk_spark.datasource.stream.behind`).
+which carries how far the query is behind (:mod:`bk_spark.datasource.stream.behind`). What tasks did comes through an
+accumulator, if the program asks for it (:mod:`bk_spark.datasource.task_counts`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -22,6 +24,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from bk_spark.bookie.client_counts import ClientCounts
+from bk_spark.datasource.task_counts import BATCHES, TaskCounts
 from bk_spark.protocol.errors import InvalidArgumentError
 
 #: Queries that are kept; of more, those without news for longest go.
@@ -41,6 +45,13 @@ _OF_QUERY: Final = {
     "lost_offsets": "Offsets that were skipped because they were gone (failOnDataLoss is false).",
     "failed": "1 if the query ended with an error, otherwise 0.",
 }
+_OF_TASKS: Final = {
+    "ledgers_opened": "Ledgers that tasks opened for reading.",
+    "ledgers_created": "Ledgers that tasks created.",
+    "read_retries": "Reads that tasks sent to one more bookie, because one failed or was slow.",
+    "bookies_replaced": "Bookies that were replaced in ledgers that tasks wrote.",
+}
+assert tuple(_OF_TASKS) == tuple(one.name for one in fields(ClientCounts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +67,14 @@ class QueryMetrics:
         ``batch_id``, ``lost_offsets`` and ``failed``.
     behind
         What is unread, by log: ``entries``, and if it is known, ``rows`` and ``bytes``.
+    tasks
+        What the clients of its tasks did since :meth:`StreamMetrics.count_tasks`. None: nothing that is known.
     """
 
     query: str
     values: Mapping[str, float]
     behind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    tasks: ClientCounts | None = None
 
 
 class StreamMetrics(StreamingQueryListener):
@@ -77,7 +91,38 @@ class StreamMetrics(StreamingQueryListener):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: OrderedDict[str, QueryMetrics] = OrderedDict()
+        self._tasks: TaskCounts | None = None
         self._server: ThreadingHTTPServer | None = None
+
+    def count_tasks(self, spark: SparkSession) -> None:
+        """Count what tasks do, too, in reads and writes of ``spark`` that begin after this: ledgers and retries.
+
+        It registers the data source in the session, because only then Spark tells the driver what tasks counted. A task
+        counts when it has succeeded.
+
+        Parameters
+        ----------
+        spark
+            The session. Its driver must be in this process.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is a session of Spark Connect, or tasks are counted already.
+        """
+        if self._tasks is not None:
+            raise InvalidArgumentError("tasks are counted already, in one session for each StreamMetrics")
+        self._tasks = TaskCounts(spark)
+
+    def batches(self) -> ClientCounts | None:
+        """Return what the clients of the tasks of batch reads and writes did, all together.
+
+        Returns
+        -------
+        ClientCounts or None
+            The sums since :meth:`count_tasks`. None: nothing that is known.
+        """
+        return None if self._tasks is None else self._tasks.of(BATCHES)
 
     def queries(self) -> list[QueryMetrics]:
         """Return what is known.
@@ -88,7 +133,11 @@ class StreamMetrics(StreamingQueryListener):
             One for each query that has told of its progress. A query that ended is kept with its last numbers.
         """
         with self._lock:
-            return list(self._queries.values())
+            found = dict(self._queries)
+        tasks = self._tasks
+        if tasks is None:
+            return list(found.values())
+        return [replace(one, tasks=tasks.of(query_id)) for query_id, one in found.items()]
 
     def prometheus(self) -> str:
         """Return the metrics in Prometheus' text format.
@@ -98,7 +147,9 @@ class StreamMetrics(StreamingQueryListener):
         str
             The text.
         """
-        return "".join(f"{line}\n" for line in _lines(self.queries()))
+        queries = self.queries()
+        tasks = {one.query: one.tasks for one in queries} | {BATCHES: self.batches()}
+        return "".join(f"{line}\n" for line in (*_lines(queries), *_task_lines(tasks)))
 
     def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
         """Serve the metrics over HTTP at ``/metrics``, until :meth:`close`.
@@ -224,6 +275,15 @@ def _lines(queries: list[QueryMetrics]) -> Iterator[str]:
             for log, numbers in one.behind.items():
                 if kind in numbers:
                     yield f"{_PREFIX}_{name}{{query={_quoted(one.query)},log={_quoted(log)}}} {numbers[kind]}"
+
+
+def _task_lines(tasks: Mapping[str, ClientCounts | None]) -> Iterator[str]:
+    known = {query: counts for query, counts in tasks.items() if counts is not None}
+    for name, text in _OF_TASKS.items() if known else ():
+        yield f"# HELP bk_spark_tasks_{name}_total {text}"
+        yield f"# TYPE bk_spark_tasks_{name}_total counter"
+        for query, counts in known.items():
+            yield f"bk_spark_tasks_{name}_total{{query={_quoted(query)}}} {getattr(counts, name)}"
 
 
 def _quoted(text: str) -> str:

@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from bk_spark.datasource.stream_metrics import StreamMetrics
+from bk_spark.protocol.errors import InvalidArgumentError
 from tests.support.streams import forget_last_commit
 
 _STARTS = 5
@@ -79,6 +81,13 @@ class Client:
             return str(error)
         return ""
 
+    def error_of_counts(self) -> str:
+        try:
+            StreamMetrics().count_tasks(self._spark)
+        except InvalidArgumentError as error:
+            return str(error)
+        return ""
+
 
 def _started(writer: DataStreamWriter) -> StreamingQuery:
     """Start a query with foreachBatch. Spark gives the process of the function ten seconds, on busy machines, too."""
@@ -111,6 +120,7 @@ def main() -> None:
     client.copy_by_batch_writes(numbers, by_batches)
     found["rows"] = {name: client.read(f"{given['log']}-{name}") for name in ("numbers", "sink", "batches")}
     found["error"] = client.error(f"{given['log']}-none")
+    found["error of counts"] = client.error_of_counts()
     spark.stop()
     print(json.dumps(found))
 

@@ -50,3 +50,4 @@ def test_s1_a_stream_writes_each_row_once_though_a_batch_is_repeated(answer: dic
 
 def test_errors_reach_the_client(answer: dict[str, Any]) -> None:
     assert "there is no log" in answer["error"]
+    assert "Spark Connect has no accumulators" in answer["error of counts"]

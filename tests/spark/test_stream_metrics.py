@@ -1,4 +1,4 @@
-"""How far a streaming query is behind, in its progress and for Prometheus."""
+"""How far a streaming query is behind, in its progress and for Prometheus; what tasks count."""
 
 from __future__ import annotations
 
@@ -7,10 +7,23 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.datasource.pyspark_api import HAS_LIMITS
+from bk_spark.datasource.spark_versions import minor_version
 from bk_spark.datasource.stream_metrics import QueryMetrics, StreamMetrics
+from bk_spark.log.store import LogStore
+from bk_spark.protocol.errors import InvalidArgumentError
+from bookie_server.local import LocalCluster
 from tests.support.connector import Connector, texts
-from tests.support.streams import wait_until
+from tests.support.logs import listed_ledgers
+from tests.support.registrations import kill_and_forget
+from tests.support.streams import newest_batch, numbers, running, sink, wait_for_batch, wait_until
+
+#: Releases of Spark that register no source a second time.
+_WITHOUT_COUNTS = ((4, 0),)
 
 
 def test_rows_and_bytes_behind_by_log(connector: Connector, tmp_path: Path) -> None:
@@ -58,6 +71,68 @@ def test_rows_and_bytes_behind_by_log(connector: Connector, tmp_path: Path) -> N
     # The checkpoint has nothing of it.
     offsets = (tmp_path / "checkpoint" / "offsets" / "0").read_text("utf-8")
     assert "behind" not in offsets
+
+
+@pytest.mark.every_spark
+def test_tasks_count_ledgers_and_retries(
+    connector: Connector,
+    log: str,
+    tmp_path: Path,
+    logs: LogStore,
+    client: BlockingClient,
+    mended_cluster: LocalCluster,
+) -> None:
+    """A query writes to a log while a bookie of its ledger is lost, another one reads that log, and a batch does."""
+    # The registration and the setting are those of a session.
+    spark, uri = connector.spark.newSession(), connector.metadata_service_uri
+    metrics = StreamMetrics()
+    if minor_version(spark.version) in _WITHOUT_COUNTS:
+        with pytest.raises(InvalidArgumentError, match=f"cannot count with Spark {spark.version}"):
+            metrics.count_tasks(spark)
+        return
+    metrics.count_tasks(spark)
+    with pytest.raises(InvalidArgumentError, match="counted already"):
+        metrics.count_tasks(spark)
+    assert metrics.batches() is None
+    spark.streams.addListener(metrics)
+    try:
+        rows = numbers(spark, 20, 1).selectExpr("cast(number as string) as value")
+        quorum = {"ensembleSize": 2, "writeQuorumSize": 2, "ackQuorumSize": 2}
+        with running(sink(rows, uri, log, tmp_path / "written", **quorum)) as written:
+            wait_for_batch(written, 1)
+            (ledger_id,) = listed_ledgers(logs.open_log(log))
+            first = client.metadata(ledger_id).segments[0].ensemble[0]
+            kill_and_forget(mended_cluster, *(one for one in mended_cluster.bookies if one.id == first))
+            wait_for_batch(written, newest_batch(written) + 3)
+            wait_until(lambda: _tasks(metrics, written.id) is not None, "word of the query that writes")
+        assert _tasks(metrics, written.id) == ClientCounts(ledgers_created=1, bookies_replaced=1)
+
+        source = spark.readStream.format("bookkeeper").options(
+            metadataServiceUri=uri, log=log, startingOffsets="earliest", splitBytes="1g"
+        )
+        read = (
+            source.load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "read"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert read.awaitTermination(240)
+        wait_until(lambda: _tasks(metrics, read.id) is not None, "word of the query that reads")
+        found = _tasks(metrics, read.id)
+        assert found is not None
+        assert found == ClientCounts(ledgers_opened=1, read_retries=found.read_retries)
+        assert found.read_retries > 0
+
+        Connector(spark, uri).write(spark.sql(texts(10, partitions=3)), f"{log}-2", **quorum)
+        assert metrics.batches() == ClientCounts(ledgers_created=3)
+        assert f'bk_spark_tasks_read_retries_total{{query="{read.id}"}} {found.read_retries}' in metrics.prometheus()
+    finally:
+        spark.streams.removeListener(metrics)
+
+
+def _tasks(metrics: StreamMetrics, query_id: str) -> ClientCounts | None:
+    return next((one.tasks for one in metrics.queries() if one.query == query_id), None)
 
 
 def _metered(metrics: StreamMetrics) -> list[QueryMetrics]:

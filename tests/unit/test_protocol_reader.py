@@ -195,6 +195,20 @@ def test_successive_chunks_begin_at_different_replicas() -> None:
     assert (reader.finished, reader.next) == (True, 12)
 
 
+def test_only_what_another_bookie_was_asked_for_is_asked_again() -> None:
+    """Clients count these reads. What an answer left over is no retry."""
+    for most in (None, 10_000):
+        reader = ReaderUnderTest(ledger(), 0, 3, max_answer_bytes=most)
+        (first,) = reader.asked
+        reader.answer(first, count=2)
+        (rest,) = reader.asked
+        reader.error(rest, answer=Answer.UNKNOWN)
+        (second,) = reader.asked
+        reader.slow(second)
+        _, third = reader.asked
+        assert [one.again for one in (first, rest, second, third)] == [False, False, True, True]
+
+
 def test_blocks_come_in_order_whatever_the_order_of_answers() -> None:
     reader = ReaderUnderTest(ledger(), 5, 14)
     first, second, third = reader.asked

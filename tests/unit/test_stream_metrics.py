@@ -11,6 +11,7 @@ import pytest
 
 from bk_spark.datasource.stream.behind import Behind
 from bk_spark.datasource.stream_metrics import StreamMetrics, metrics_of
+from bk_spark.datasource.task_counts import _Sums
 from bk_spark.protocol.errors import InvalidArgumentError
 
 PROGRESS = {
@@ -81,6 +82,21 @@ def test_prometheus_gets_them() -> None:
     assert 'bk_spark_stream_input_rows_per_second{query="copy \\"1\\""} 12.5' in lines
     assert 'bk_spark_stream_processed_rows_per_second{query="copy \\"1\\""} nan' in lines
     assert sum(line.startswith("# TYPE") for line in lines) == 10
+
+
+def test_sums_of_tasks_are_bounded() -> None:
+    sums = _Sums()
+    found: dict[str, tuple[int, ...]] = {}
+    for number in range(1_005):
+        before = found
+        found = sums.addInPlace(found, {str(number): (number, 0, 1, 0)})
+        # Another thread may look at the value from before.
+        assert before is not found
+        found = sums.addInPlace(found, {"always": (1, 2, 0, 0)})
+    assert len(found) == 1_000
+    assert found["always"] == (1_005, 2_010, 0, 0)
+    assert found["1004"] == (1_004, 0, 1, 0)
+    assert "5" not in found
 
 
 def test_of_very_many_queries_the_oldest_go() -> None:

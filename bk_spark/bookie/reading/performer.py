@@ -53,8 +53,10 @@ class Performer:
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any] | None:
         match action:
             case ReadEntries():
+                self._access.services.counts.read_retries += action.again
                 return self._answered(action, self._read)
             case ReadBatch():
+                self._access.services.counts.read_retries += action.again
                 return self._answered(action, self._read_batch)
             case AskLac():
                 return self._answered(action, self._ask_lac)

@@ -142,6 +142,7 @@ class WriterPerformer:
             await search.stop()
         match answer:
             case BookiesChosen(replacements):
+                self._services.counts.bookies_replaced += len(replacements)
                 _LOG.info("ledger %d: ensemble change, new bookies %s", self._ledger_id, replacements)
             case NoBookies(error):
                 _LOG.warning("ledger %d: no replacement for a failed bookie: %s", self._ledger_id, error)

@@ -18,6 +18,7 @@ from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.name_case import names_of
 from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.task_counts import counted
 from bk_spark.log.entries.entry_rows import EntryRows, joined
 from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Pieces
@@ -61,6 +62,11 @@ def read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode, password
 
     A deleted ledger is what :func:`read_split` says of it.
     """
+    with counted(options):
+        yield from _read_pieces(options, pieces, decode, password)
+
+
+def _read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode, password: bytes) -> Iterator[pa.RecordBatch]:
     client = client_of(options.metadata_service_uri, options.client)
     while len(pieces):
         sums, reached = pieces.entry_sums, 0

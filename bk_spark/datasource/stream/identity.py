@@ -23,6 +23,12 @@ class MicroBatch:
     batch_id: int
 
 
+def query_id_of(context: TaskContext) -> str | None:
+    """Return the id of the query that a task works for, also if it only reads. None: it is of a batch."""
+    found: str | None = context.getLocalProperty(_QUERY_ID)
+    return found
+
+
 def micro_batch(context: TaskContext | None) -> MicroBatch | None:
     """Return the micro-batch of a task, or None if it has none or Spark does not tell. In foreachBatch, jobs started
     from a user's own thread have the properties only with ``pyspark.inheritable_thread_target``."""

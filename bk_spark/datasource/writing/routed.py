@@ -23,6 +23,7 @@ from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
 from bk_spark.datasource.pyspark_api import StreamArrowWriter
 from bk_spark.datasource.stream.identity import MicroBatch, micro_batch
+from bk_spark.datasource.task_counts import counted
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, idle_ledgers
 from bk_spark.datasource.writing.made_tables import refuse_made_table
 from bk_spark.datasource.writing.target_log import find_log
@@ -75,7 +76,8 @@ class _Routing:
             places[name] = target.place
             return task_ledgers(target, self._options, app, run, cache), form
 
-        found = RoutedRows(self._column, open_log, self._options.max_logs, partition).append(iterator)
+        with counted(self._options):
+            found = RoutedRows(self._column, open_log, self._options.max_logs, partition).append(iterator)
         query_id, batch_id, query_batch_id = query
         return RoutedMessage(
             {

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from bk_spark.datasource.entries.schemas import arrow_schema, spark_schema
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.task_counts import counted
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.datasource.writing.target_log import TargetLog
 from bk_spark.log.background import look_after
@@ -61,9 +62,10 @@ def write_task(
 
     Raises InvalidArgumentError for a row that cannot be written, RunRetiredError, errors of the ledger client.
     """
-    ledgers = task_ledgers(target, options, app, run, cache)
-    form, version = entry_form(target, options, names)
-    ranges = append_rows(batches, ledgers, form, partition)
+    with counted(options):
+        ledgers = task_ledgers(target, options, app, run, cache)
+        form, version = entry_form(target, options, names)
+        ranges = append_rows(batches, ledgers, form, partition)
     keep_objects()
     return ranges, version
 

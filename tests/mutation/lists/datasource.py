@@ -8,6 +8,27 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "Reads that an answer left over are no retries.",
+        "bk_spark/protocol/ledger/reading/range_pass.py",
+        "        again = bool(part.asked or part.failed)\n",
+        "        again = bool(part.chunk.answers or part.asked or part.failed)\n",
+        ("tests/unit/test_protocol_reader.py::test_only_what_another_bookie_was_asked_for_is_asked_again",),
+    ),
+    Mutation(
+        "Sums of tasks are new values.",
+        "bk_spark/datasource/task_counts.py",
+        "        found = dict(value1)\n",
+        "        found = value1\n",
+        ("tests/unit/test_stream_metrics.py::test_sums_of_tasks_are_bounded",),
+    ),
+    Mutation(
+        "Tasks tell what they did, not what their worker has done so far.",
+        "bk_spark/datasource/task_counts.py",
+        "        done = tuple(now - then for now, then in zip",
+        "        done = tuple(now for now, then in zip",
+        ("tests/spark/test_stream_metrics.py::test_tasks_count_ledgers_and_retries",),
+    ),
+    Mutation(
         "Logs are compared with the schema of a query, each schema once.",
         "bk_spark/datasource/planning.py",
         "        if settings.schema_json in compared:\n",

@@ -292,16 +292,17 @@ class RangePass:
 
     def _ask_next(self, part: Part) -> None:
         bookie_id = part.replicas.pop(0)
+        again = bool(part.asked or part.failed)
         request_id = next(self._request_ids)
         self._parts[request_id] = part
         part.asked[request_id] = bookie_id
         entry_ids, most = part.entry_ids, self._settings.max_answer_bytes
         one_by_one = most is None or entry_ids.step != 1 or len(entry_ids) == 1
         if one_by_one or bookie_id in self._without_batch_reads:
-            self._actions.append(ReadEntries(request_id, bookie_id, entry_ids[:_MAX_SINGLE_READS]))
+            self._actions.append(ReadEntries(request_id, bookie_id, entry_ids[:_MAX_SINGLE_READS], again))
         else:
             assert most is not None
-            self._actions.append(ReadBatch(request_id, bookie_id, entry_ids, most - _BATCH_RESERVE_BYTES))
+            self._actions.append(ReadBatch(request_id, bookie_id, entry_ids, most - _BATCH_RESERVE_BYTES, again))
         slow_after_ms = self._settings.speculation.wait_ms(part.speculations) if part.replicas else None
         late_after_ms = self._settings.timeout_ms
         if slow_after_ms is None or slow_after_ms >= late_after_ms:

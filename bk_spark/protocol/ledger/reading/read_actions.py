@@ -17,22 +17,30 @@ from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 
 @dataclass(frozen=True, slots=True)
 class ReadEntries:
-    """Read ``entry_ids`` at the bookie, one request each: :class:`EntriesRead` or :class:`RequestFailed`."""
+    """Read ``entry_ids`` at the bookie, one request each: :class:`EntriesRead` or :class:`RequestFailed`.
+
+    ``again``: another bookie was asked for them before, and failed or is slow.
+    """
 
     request_id: int
     bookie_id: str
     entry_ids: range
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBatch:
     """Read the consecutive ``entry_ids`` at the bookie by one request, with an answer of up to ``max_bytes``:
-    :class:`BatchRead`, :class:`BatchRefused` or :class:`RequestFailed`."""
+    :class:`BatchRead`, :class:`BatchRefused` or :class:`RequestFailed`.
+
+    ``again``: another bookie was asked for them before, and failed or is slow.
+    """
 
     request_id: int
     bookie_id: str
     entry_ids: range
     max_bytes: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
