@@ -9,8 +9,9 @@ closed, wherever it is. And a topic that is deleted and made again has only ledg
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,8 @@ from bk_spark.protocol.pulsar.transactions import Position
 
 #: The end of a topic that has had no ledger yet.
 NOTHING_YET: Final = Position(-1, 0)
+#: Ledgers that an error names one by one.
+_MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,21 @@ class ReadableLedger:
     offloaded_to: str | None = None
 
 
-def check_on_bookies(topic: str, ledger: ReadableLedger) -> None:
-    """Raise InvalidArgumentError if only tiered storage has a ledger's entries."""
-    if ledger.offloaded_to is not None:
-        raise InvalidArgumentError(
-            f"topic {topic}: ledger {ledger.ledger_id} was moved to tiered storage ({ledger.offloaded_to}), its "
-            "entries are no longer on the bookies. Read them through a broker, or start behind it: startingOffsets "
-            f'with "{ledger.ledger_id}:{ledger.entries}"',
-            ledger_id=ledger.ledger_id,
-        )
+def check_on_bookies(topic: str, ledgers: Iterable[ReadableLedger]) -> None:
+    """Raise InvalidArgumentError if only tiered storage has the entries of some ledgers. It names them."""
+    gone = [one for one in ledgers if one.offloaded_to is not None]
+    if not gone:
+        return
+    named = ", ".join(str(one.ledger_id) for one in gone[:_MOST_NAMED])
+    more = f" and {len(gone) - _MOST_NAMED} more up to {gone[-1].ledger_id}" if len(gone) > _MOST_NAMED else ""
+    places = ", or ".join(dict.fromkeys(str(one.offloaded_to) for one in gone))
+    behind = json.dumps({topic: f"{gone[-1].ledger_id}:{gone[-1].entries}"}, ensure_ascii=False)
+    raise InvalidArgumentError(
+        f"topic {topic}: ledger{'s' if len(gone) > 1 else ''} {named}{more} {'were' if len(gone) > 1 else 'was'} moved "
+        f"to tiered storage ({places}), and the entries are no longer on the bookies. Read them through a broker, or "
+        f"start behind them: startingOffsets {behind}",
+        ledger_id=gone[0].ledger_id,
+    )
 
 
 class EntryNumbers:

@@ -123,6 +123,12 @@ def _no_such_topic(stores: Stores, topic: TopicName) -> NoSuchTopicError:
     names = {
         one.base_local for one in map(namespace.topic, stores.local.children(namespace.managed_ledgers_path) or ())
     }
+    if topic.local in names:
+        raise NoSuchTopicError(
+            f"{stores.local.address} has partitions of {topic.full}, but {stores.configuration.address} does not say "
+            "how many there are: give the brokers' configurationMetadataStoreUrl as option pulsarConfigurationStore, "
+            "or name a partition"
+        )
     similar = difflib.get_close_matches(topic.local, names, 1)
     hint = f" ({similar[0]} is similar)" if similar else ""
     if not names and stores.configuration.get(namespace.policies_path) is None:

@@ -101,8 +101,7 @@ def read_entries(
 ) -> Iterator[tuple[int, int, Payloads]]:
     """Yield consecutive entries of one ledger at a time, with the ledger and the first entry's id. Raises
     NoSuchLedgerError, EntryUnknownError, InvalidArgumentError for an offloaded ledger."""
-    for one, _, _ in ranges:
-        check_on_bookies(topic.full, one)
+    check_on_bookies(topic.full, (one for one, _, _ in ranges))
     wanted = [
         EntryRange(one.ledger_id, first, last, max(1, one.size_bytes * (last - first + 1) // max(one.entries, 1)))
         for one, first, last in ranges

@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import re
 import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +61,8 @@ class Pulsar:
     broker: PulsarBroker
     spark: SparkSession
     metadata_service_uri: str
+    #: Options of all reads.
+    stores: Mapping[str, str] = field(default_factory=dict)
 
     def topic(self, name: str) -> str:
         return f"persistent://{NAMESPACE}/{name}"
@@ -74,7 +77,7 @@ class Pulsar:
         named = {"pulsarTopics": ",".join(topics)} if topics else {}
         frame: DataFrame = (
             reader.format("bookkeeper")
-            .options(metadataServiceUri=self.metadata_service_uri, **{**named, **options})
+            .options(metadataServiceUri=self.metadata_service_uri, **{**self.stores, **named, **options})
             .load()
         )
         return frame
@@ -106,6 +109,32 @@ def pulsar(tmp_path_factory: pytest.TempPathFactory, process: PulsarProcess, spa
         broker.call("make_namespace", namespace=NAMESPACE)
         yield Pulsar(broker, spark, uri)
         broker.stop()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    tmp_path_factory: pytest.TempPathFactory, process: PulsarProcess, pulsar: Pulsar, zk_only: LocalCluster
+) -> Iterator[Pulsar]:
+    """Another broker on the same bookies. Its two stores are on another ZooKeeper, below two paths. It may move ledgers
+    to tiered storage."""
+    directory = tmp_path_factory.mktemp("tiered")
+    server = MetadataServiceUri.parse(zk_only.metadata_service_uri).servers
+    settings = {
+        "bookkeeperMetadataServiceUri": pulsar.metadata_service_uri,
+        "managedLedgerOffloadDriver": "filesystem",
+        "fileSystemURI": str(directory),
+        "managedLedgerOffloadDeletionLagMs": "0",
+    }
+    broker = PulsarBroker(process, "elsewhere", f"{server}/pulsar/a", settings, f"{server}/pulsar/global")
+    broker.init()
+    broker.start()
+    broker.call("make_namespace", namespace=NAMESPACE)
+    stores = {
+        "pulsarMetadataStore": f"zk:{server}/pulsar/a",
+        "pulsarConfigurationStore": f"metadata-store:zk:{server}/pulsar/global",
+    }
+    yield Pulsar(broker, pulsar.spark, pulsar.metadata_service_uri, stores)
+    broker.stop()
 
 
 def _name(kind: str) -> str:
@@ -391,6 +420,64 @@ def test_what_cannot_be_read_is_refused_with_the_remedy(pulsar: Pulsar, zk_only:
     _refused(lambda: pulsar.read(parts, pulsarMetadataStore="oxia://a:6648").count(), "through its brokers")
 
 
+def test_a_cluster_with_stores_of_its_own(elsewhere: Pulsar, pulsar: Pulsar, tmp_path: Path) -> None:
+    """Partitions are in the configuration store, lists of ledgers in the local one, and ledgers elsewhere."""
+    broker, name = elsewhere.broker, _name("elsewhere")
+    parts = elsewhere.topic(f"{name}-parts")
+    broker.call("make_partitions", topic=parts, count=3)
+    broker.produce(parts, first=0, count=60, batch=5)
+    points = elsewhere.topic(f"{name}-points")
+    broker.call("produce_points", topic=points, count=25)
+    # A topic of the same name in the cluster beside the ledgers.
+    pulsar.broker.produce(pulsar.topic(f"{name}-points"), first=0, count=1)
+
+    _wait_for(lambda: elsewhere.rows(parts, points), elsewhere.java_rows(parts, points))
+    decoded = elsewhere.read(points, pulsarValues="schema").selectExpr("value.x as x").collect()
+    assert sorted(row.x for row in decoded) == sorted([*range(25), *(-x for x in range(25))])
+    pattern = f"persistent://{NAMESPACE}/{name}-.*"
+    assert elsewhere.read(pulsarTopicsPattern=pattern).count() == 60 + 50
+    streamed: list[bytes] = []
+    _run_stream(elsewhere, [parts], tmp_path, streamed, maxEntriesPerTrigger="7")
+    assert sorted(streamed) == [b"%08d" % number for number in range(60)]
+
+    # Without the options it is another cluster; with the local store alone nobody knows of partitions.
+    assert pulsar.read(f"persistent://{NAMESPACE}/{name}-points").count() == 1
+    _refused(lambda: pulsar.read(parts).count(), "there is no topic")
+    only = {"pulsarMetadataStore": elsewhere.stores["pulsarMetadataStore"]}
+    _refused(
+        lambda: pulsar.read(parts, **only).count(), f"has partitions of {parts}, .* as option pulsarConfigurationStore"
+    )
+
+
+def test_offloaded_ledgers_are_named(elsewhere: Pulsar, tmp_path: Path) -> None:
+    """While their entries are also on the bookies they are read. Then the error says what to do, and that works."""
+    broker, topic = elsewhere.broker, elsewhere.topic(_name("offloaded"))
+    broker.produce(topic, first=0, count=50)
+    _wait_for(lambda: elsewhere.read(topic).count(), 50)
+    ledgers = sorted({row["ledger"] for row in broker.read(topic)})
+    assert len(ledgers) == 3
+    plan = elsewhere.read(topic)
+    broker.call("offload", topic=topic)
+    assert plan.count() == 50
+
+    # Ledgers are deleted from the bookies one after the other.
+    named = (
+        f"topic {topic}: ledgers {ledgers[0]}, {ledgers[1]} were moved to tiered storage (driver filesystem, bucket "
+    )
+    deadline = time.monotonic() + _TIMEOUT_S
+    while named not in (error := _error_of(lambda: elsewhere.read(topic).count()) or ""):
+        assert time.monotonic() < deadline, f"ledgers {ledgers} are still on the bookies: {error[-500:]}"
+        broker.call("trim", topic=topic)
+    assert "not to be shown" not in error
+    assert len(broker.read(topic)) == 50, "the broker still has all of them"
+    streamed: list[bytes] = []
+    _refused(lambda: _run_stream(elsewhere, [topic], tmp_path, streamed), re.escape(named))
+
+    advice = re.search(r"startingOffsets ({[^}]*})", error)
+    assert advice is not None, error
+    assert _values(elsewhere.read(topic, startingOffsets=advice[1])) == [b"%08d" % number for number in range(40, 50)]
+
+
 def test_topics_on_bookies_of_apache(
     process: PulsarProcess, apache_cluster: ApacheBookies, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -509,6 +596,14 @@ def _trim_until_gone(pulsar: Pulsar, topic: str, ledger_id: int) -> None:
     while (row := pulsar.read(topic).agg({"__ledgerId": "min"}).first()) is None or row[0] == ledger_id:
         assert time.monotonic() < deadline, f"ledger {ledger_id} is still there"
         pulsar.broker.call("trim", topic=topic)
+
+
+def _error_of(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except PySparkException as error:
+        return str(error)
+    return None
 
 
 def _refused(call: Callable[[], Any], expected: str) -> None:

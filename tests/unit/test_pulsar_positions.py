@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -269,6 +270,19 @@ def test_an_offloaded_ledger_is_named_with_its_place() -> None:
     with pytest.raises(InvalidArgumentError, match=r"ledger 3 .*driver aws-s3, bucket cold.*3:10"):
         topic_pieces(TOPIC, numbers, 5, 11)
     assert len(topic_pieces(TOPIC, numbers, 10, 11)) == 1
+
+
+def test_of_many_offloaded_ledgers_the_error_says_where_a_read_can_start() -> None:
+    """One error for all: otherwise each start behind one would name the next."""
+    numbers = EntryNumbers([*(ReadableLedger(3 + i, 10, 100, 1, "driver s3") for i in range(15)), _open(99, 1)])
+    start = json.dumps({TOPIC: "17:10"})
+    with pytest.raises(InvalidArgumentError) as raised:
+        topic_pieces(TOPIC, numbers, 5, 151)
+    assert re.search(
+        r"ledgers 3, 4, .*, 12 and 5 more up to 17 were moved to tiered storage \(driver s3\)", str(raised.value)
+    )
+    assert f"startingOffsets {start}" in str(raised.value)
+    assert len(topic_pieces(TOPIC, numbers, numbers.number(Position(17, 10)), 151)) == 1
 
 
 # --- offsets of streams ---

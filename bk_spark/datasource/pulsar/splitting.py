@@ -21,8 +21,9 @@ def topic_pieces(name: str, numbers: EntryNumbers, start: int, end: int) -> Piec
     How many messages an entry has is not known, so each counts as one row.
     """
     found = []
-    for one, first, last in numbers.ranges(start, end):
-        check_on_bookies(name, one)
+    ranges = numbers.ranges(start, end)
+    check_on_bookies(name, (one for one, _, _ in ranges))
+    for one, first, last in ranges:
         entries = last - first + 1
         size = max(1, one.size_bytes * entries // max(one.entries, 1))
         found.append(Piece(one.ledger_id, first, last, size, entries, name))

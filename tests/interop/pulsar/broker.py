@@ -77,26 +77,36 @@ class PulsarBroker:
         Where it runs.
     name
         Its name there.
-    zookeeper
-        ``host:port`` of the ZooKeeper for Pulsar's metadata.
+    store
+        ``host:port`` of the ZooKeeper for Pulsar's metadata, perhaps with a path.
     settings
         Settings of the broker beside those of all.
+    configuration_store
+        The same for the configuration store. Default: ``store``.
     """
 
-    def __init__(self, process: PulsarProcess, name: str, zookeeper: str, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        process: PulsarProcess,
+        name: str,
+        store: str,
+        settings: Mapping[str, str],
+        configuration_store: str | None = None,
+    ) -> None:
         self._process = process
         self._name = name
-        self._zookeeper = zookeeper
+        self._stores = {"store": store, "configuration_store": configuration_store or store}
         self._settings = {**SETTINGS, **settings}
 
     def init(self) -> None:
         """Make the metadata of a new cluster of Pulsar."""
-        self.call("init", zookeeper=self._zookeeper, timeout_ms=_BROKER_TIMEOUT_MS)
+        ledgers = self._settings.get("bookkeeperMetadataServiceUri", "")
+        self.call("init", **self._stores, ledgers=ledgers, timeout_ms=_BROKER_TIMEOUT_MS)
 
     def start(self, **settings: str) -> None:
         """Start the broker. ``settings`` change those it was made with, for this time."""
         values = {**self._settings, **settings}
-        self.call("start", zookeeper=self._zookeeper, settings=values, timeout_ms=_BROKER_TIMEOUT_MS)
+        self.call("start", **self._stores, settings=values, timeout_ms=_BROKER_TIMEOUT_MS)
 
     def stop(self) -> None:
         """Stop the broker in order."""

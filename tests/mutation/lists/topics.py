@@ -11,6 +11,13 @@ _TOPICS: Final = "tests/integration/test_pulsar_topics.py"
 
 MUTATIONS: Final = (
     Mutation(
+        "The error about offloaded ledgers says where a read can start, behind all of them.",
+        "bk_spark/pulsar/entry_numbers.py",
+        'f"{gone[-1].ledger_id}:{gone[-1].entries}"',
+        'f"{gone[0].ledger_id}:{gone[0].entries}"',
+        ("tests/unit/test_pulsar_positions.py::test_of_many_offloaded_ledgers_the_error_says_where_a_read_can_start",),
+    ),
+    Mutation(
         "A topic is read again if it was compacted while its list was read.",
         "bk_spark/pulsar/compacted.py",
         "            if compacted() == before:\n",

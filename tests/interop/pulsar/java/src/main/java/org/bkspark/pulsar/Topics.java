@@ -16,6 +16,7 @@ import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.admin.LongRunningProcessStatus;
+import org.apache.pulsar.client.admin.OffloadProcessStatus;
 import org.apache.pulsar.client.api.CompressionType;
 import org.apache.pulsar.client.api.ConsumerCryptoFailureAction;
 import org.apache.pulsar.client.api.Message;
@@ -65,8 +66,10 @@ final class Topics {
     void run(ObjectNode request, ObjectNode answer) throws Exception {
         String topic = request.path("topic").asText();
         switch (request.get("command").asText()) {
-            case "init" -> broker.init(request.get("zookeeper").asText());
-            case "start" -> broker.start(request.get("zookeeper").asText(), request.get("settings"));
+            case "init" -> broker.init(
+                request.get("store").asText(), request.get("configuration_store").asText(), request.get("ledgers").asText());
+            case "start" -> broker.start(
+                request.get("store").asText(), request.get("configuration_store").asText(), request.get("settings"));
             case "stop" -> broker.stop();
             case "make_namespace" -> makeNamespace(request.get("namespace").asText());
             case "make_partitions" -> broker.admin().topics().createPartitionedTopic(topic, request.get("count").asInt());
@@ -74,6 +77,7 @@ final class Topics {
             case "produce_points" -> producePoints(topic, request.get("count").asInt());
             case "read" -> answer.set("rows", read(topic, request.path("typed").asBoolean(), request.path("compacted").asBoolean()));
             case "compact" -> compact(topic);
+            case "offload" -> offload(topic);
             case "consume" -> consume(topic, request.get("count").asInt(), answer);
             case "unload" -> broker.admin().topics().unload(topic);
             case "keep_nothing" -> broker.admin().namespaces().setRetention(
@@ -102,6 +106,22 @@ final class Topics {
             }
             if (status.status != LongRunningProcessStatus.Status.RUNNING || System.nanoTime() > end) {
                 throw new IllegalStateException("compaction of " + topic + ": " + status.status + " " + status.lastError);
+            }
+            Thread.sleep(50);
+        }
+    }
+
+    /** Moves all closed ledgers of a topic to tiered storage, and returns when that is done. */
+    private void offload(String topic) throws Exception {
+        broker.admin().topics().triggerOffload(topic, broker.admin().topics().getLastMessageId(topic));
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(TIMEOUT_S);
+        while (true) {
+            OffloadProcessStatus status = broker.admin().topics().offloadStatus(topic);
+            if (status.getStatus() == LongRunningProcessStatus.Status.SUCCESS) {
+                return;
+            }
+            if (status.getStatus() != LongRunningProcessStatus.Status.RUNNING || System.nanoTime() > end) {
+                throw new IllegalStateException("offload of " + topic + ": " + status.getStatus() + " " + status.getLastError());
             }
             Thread.sleep(50);
         }
