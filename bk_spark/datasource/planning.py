@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from bk_spark.bookie.blocking import BlockingReader
@@ -24,6 +23,7 @@ from bk_spark.datasource.entries.schemas import (
 )
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
+from bk_spark.datasource.pyspark_api import spark_struct
 from bk_spark.log.entries import arrow_format
 from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
@@ -299,7 +299,7 @@ def _first_schema(reader: BlockingReader) -> StructType:
     (first,) = reader.read(0, 0)
     schema = arrow_format.schema_in(memoryview(first), f"entry 0 of ledger {reader.ledger_id}")
     try:
-        return stored_schema(from_arrow_schema(schema))
+        return stored_schema(spark_struct(schema))
     except PySparkException as error:
         raise InvalidArgumentError(
             f"Spark has no type for a column of this Arrow schema: {error}", ledger_id=reader.ledger_id

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 #: Whether Spark passes the filters of a query to a batch read.
@@ -43,3 +43,11 @@ def spark_arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges ``schema``, in time zone UTC. Raises PySparkException, TypeError
     or ValueError for what Arrow cannot carry, which includes a struct with two fields of one name."""
     return to_arrow_schema(schema, error_on_duplicated_field_names_in_struct=True, **_UTC)
+
+
+def spark_struct(schema: pa.Schema) -> StructType:
+    """Return Spark's columns for an Arrow schema, with ``timestamp_ntz`` for a timestamp without zone. Raises
+    PySparkException for a type that Spark lacks."""
+    # Before 4.2 the default is a timestamp with zone, whose values the session's zone would shift.
+    found: StructType = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    return found

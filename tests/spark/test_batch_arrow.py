@@ -16,6 +16,7 @@ from bk_spark.log.entries.schema_checks import METADATA_NAMES
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.entries.payloads import Payloads
 from tests.support.connector import Connector
+from tests.support.sparks import needs_times
 
 KIB, MIB = 1 << 10, 1 << 20
 SECRET = "correct-horse-battery"
@@ -97,6 +98,7 @@ def test_every_type_round_trip(connector: Connector, log: str, zone: str, large:
         assert_same(connector.read(log), frame)
 
 
+@needs_times
 def test_time_of_day_and_variant(connector: Connector, log: str) -> None:
     frame = connector.spark.sql(
         """select time'12:34:56.123456' as t, parse_json(concat('{"a": [1, "', id, '"]}')) as v from range(5)"""
@@ -292,6 +294,7 @@ def test_columns_named_like_metadata(connector: Connector, log: str) -> None:
 # --- ledgers without a log ---
 
 
+@pytest.mark.every_spark
 def test_ledgers_of_a_log(connector: Connector, log: str) -> None:
     frame = _every_type(connector, rows=50, partitions=1).drop("hours", "hours_or_null")
     connector.write(frame, log, entryFormat="arrow", password=SECRET)

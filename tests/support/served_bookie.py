@@ -14,6 +14,7 @@ from typing import cast
 
 import numpy as np
 
+from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.bookie.metadata.ledger_store import StoredMetadata
 from bk_spark.protocol.codes import LAST_ENTRY, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
@@ -247,6 +248,7 @@ class ModelServices:
         self.subscribers: list[Callable[[], None]] = []
         #: What the quarantine was told.
         self.failures: list[str] = []
+        self.counts = ClientCounts()
         self._watchers: list[Callable[[], None]] = []
 
     @property

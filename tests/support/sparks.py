@@ -23,8 +23,10 @@ from typing import Final
 
 import pytest
 from packaging.requirements import Requirement
+from pyspark.sql import types
 
 from bk_spark.datasource.pyspark_api import HAS_FILTERS, HAS_LIMITS
+from bk_spark.datasource.spark_versions import OLDEST, minor_version
 from tests.support.environments import REPOSITORY, environment_variables
 
 #: All that the data source supports.
@@ -36,6 +38,9 @@ OF_EVERY_RELEASE: Final = (
     "--ignore=tests/spark/test_docs_tutorial.py",
     "--ignore=tests/spark/test_oldest_spark.py",
 )
+
+#: Whether all actions on a DataFrame share a plan of the read. Spark 4.0 plans each anew.
+KEEPS_PLANS: Final = (minor_version(version("pyspark")) or OLDEST) >= (4, 1)
 
 _DOWNLOAD_TIMEOUT_S: Final = 900
 _STOP_TIMEOUT_S: Final = 60
@@ -58,6 +63,7 @@ _OF_SPARK: Final = ("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.Pytes
 
 needs_limits = pytest.mark.skipif(not HAS_LIMITS, reason="Spark tells no limits of micro-batches before 4.2")
 needs_filters = pytest.mark.skipif(not HAS_FILTERS, reason="Spark passes no filters before 4.1")
+needs_times = pytest.mark.skipif(not hasattr(types, "TimeType"), reason="Spark has no times of day before 4.1")
 
 
 class NotAvailableError(Exception):

@@ -117,6 +117,13 @@ def test_an_empty_znode_is_a_topic_without_ledgers() -> None:
     assert ManagedLedger.parse(b"") == ManagedLedger()
 
 
+def test_a_broker_that_offloads_writes_the_list_in_any_order() -> None:
+    """Seen: [24, 25, 23], of a hash table with 8 places."""
+    closed = [message({1: ledger_id, 2: 20, 3: 900, 4: 1}) for ledger_id in (24, 23)]
+    found = ManagedLedger.parse(message({1: [closed[0], message({1: 25}), closed[1]]}))
+    assert [(one.ledger_id, one.entries) for one in found.ledgers] == [(23, 20), (24, 20), (25, None)]
+
+
 @pytest.mark.parametrize("name", [name for name in _SYNTHETIC if "the same znode" in name])
 def test_a_list_under_each_codec_is_the_plain_one(name: str) -> None:
     plain = ManagedLedger.parse(_SYNTHETIC["znode: one ledger offloaded and deleted, one open"])
@@ -137,8 +144,8 @@ def test_a_list_under_each_codec_is_the_plain_one(name: str) -> None:
         (b"\x0a", "has no end"),
         (b"\x0a\x05\x08", "5 bytes"),
         (message({1: [message({4: 1})]}), "no id"),
-        (message({1: [message({1: 5}), message({1: 4})]}), "do not ascend"),
-        (message({1: [message({1: 5}), message({1: 5})]}), "do not ascend"),
+        (message({1: [message({1: 5}), message({1: 4}), message({1: 5})]}), "a ledger twice"),
+        (message({1: [message({1: 2**64 - 1})]}), "a negative id"),
         (b"\x47\x78\0\0\0\x09\x08", "9 bytes"),
         (b"\x47\x78\0\0\0\x04" + message({1: 9, 2: 1}) + b"x", "compression 9"),
         (b"\x47\x78\0\0\0\x08" + message({1: 1, 2: 2**31}) + b"x", "at most 67108864"),

@@ -7,13 +7,13 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from bk_spark.datasource.entries.schemas import arrow_schema, check_has_columns
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.pulsar_options import Values
 from bk_spark.datasource.pulsar.places import NamedTopics, bookies_of, stores_of
+from bk_spark.datasource.pyspark_api import spark_struct
 from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.choices import EncryptedPayloads
@@ -40,15 +40,14 @@ def topic_schema(options: SourceOptions) -> StructType:
         # All partitions have one schema.
         topics = {topic.schema_path: topic for topic in NamedTopics(options).required(stores)}
         columns = columns.set(0, pa.field(VALUE, _common_type(options, stores, topics.values())))
-    found: StructType = from_arrow_schema(columns)
-    return found
+    return spark_struct(columns)
 
 
 def check_topic_read(options: SourceOptions, schema: StructType) -> None:
     """Raise InvalidArgumentError, naming the column, if a topic cannot be read as ``schema``."""
     check_has_columns(schema)
     arrow_schema(schema)
-    known = {one.name: one for one in from_arrow_schema(COLUMNS).fields}
+    known = {one.name: one for one in spark_struct(COLUMNS).fields}
     for one in schema.fields:
         if one.name not in known:
             raise InvalidArgumentError(
@@ -80,7 +79,7 @@ def _common_type(options: SourceOptions, stores: Stores, topics: Iterable[TopicN
             raise InvalidArgumentError(f"topic {topic.full} has no schema: {_REMEDY}")
         kind = value_type(newest)
         try:
-            from_arrow_schema(pa.schema([pa.field(VALUE, kind)]))
+            spark_struct(pa.schema([pa.field(VALUE, kind)]))
         except PySparkException as error:
             raise InvalidArgumentError(
                 f"Spark has no type for the schema of topic {topic.full}: {error}; {_REMEDY}"

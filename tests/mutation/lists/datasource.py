@@ -15,6 +15,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_protocol_reader.py::test_only_what_another_bookie_was_asked_for_is_asked_again",),
     ),
     Mutation(
+        "A timestamp without zone in a ledger has none in Spark, whatever the default of its release.",
+        "bk_spark/datasource/pyspark_api.py",
+        "prefer_timestamp_ntz=True",
+        "prefer_timestamp_ntz=False",
+        ("tests/spark/test_batch_arrow.py::test_ledgers_of_a_log",),
+    ),
+    Mutation(
         "Sums of tasks are new values.",
         "bk_spark/datasource/task_counts.py",
         "        found = dict(value1)\n",

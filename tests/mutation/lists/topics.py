@@ -11,6 +11,13 @@ _TOPICS: Final = "tests/integration/test_pulsar_topics.py"
 
 MUTATIONS: Final = (
     Mutation(
+        "The ledgers of a topic are in the order of their ids, whatever the order of the list.",
+        "bk_spark/protocol/pulsar/managed_ledgers.py",
+        "key=lambda one: one.ledger_id))",
+        "key=lambda one: 0))",
+        ("tests/unit/test_pulsar_metadata.py::test_a_broker_that_offloads_writes_the_list_in_any_order",),
+    ),
+    Mutation(
         "The error about offloaded ledgers says where a read can start, behind all of them.",
         "bk_spark/pulsar/entry_numbers.py",
         'f"{gone[-1].ledger_id}:{gone[-1].entries}"',
