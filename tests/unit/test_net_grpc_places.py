@@ -49,17 +49,6 @@ class Peer:
             assert data, "the bookie has closed the connection"
             self._received += data
 
-    async def refused(self) -> int:
-        """Wait until the bookie has dealt with what came. How many calls it has refused."""
-        self.writer.write(http2.frame(http2.PING, 0, 0, bytes(8)))
-        while True:
-            found = list(http2.frames(self._received))
-            if any(one.kind == http2.PING and one.flags & http2.ACK for one in found):
-                return sum(one.kind == http2.RESET for one in found)
-            data = await self._reader.read(1 << 16)
-            assert data, "the bookie has closed the connection"
-            self._received += data
-
     async def is_closed(self) -> bool:
         """Wait a moment. Whether the bookie has closed the connection."""
         with contextlib.suppress(OSError, TimeoutError):
@@ -155,30 +144,6 @@ def test_n2_a_caller_that_stalls_on_all_calls_keeps_nobody_out() -> None:
                 assert (await one.ask("GetInfo", pb.GetInfoRequest())).code == pb.CODE_OK
                 assert all(b"quiet for longest" in end for end in (await slow.ended(8)).values())
             assert front.server.gate.places.evicted >= 8
-
-    patient_loop.run(run())
-
-
-def test_n2_of_a_burst_of_calls_some_are_refused_so_that_others_do_not_wait_for_its_end() -> None:
-    """Fewer than gRPC itself lets wait."""
-    peers, calls = 6, 150
-
-    async def run() -> None:
-        config = NetConfig(max_grpc_calls=10_000)
-        async with (
-            asyncio.timeout(120),
-            grpc_front(HeldBookie(), config) as front,
-            contextlib.AsyncExitStack() as stack,
-        ):
-            burst = [await stack.enter_async_context(peer(front.port)) for _ in range(peers)]
-            for one in burst:
-                one.begin(range(1, 2 * calls, 2), _METHODS[0])
-            refused = sum([await one.refused() for one in burst])
-            assert refused > 0
-            while front.server.gate.counters.calls < peers * calls - refused:
-                await asyncio.sleep(0.005)
-            async with caller(front.port) as newcomer:
-                assert (await newcomer.ask("GetInfo", pb.GetInfoRequest())).code == pb.CODE_OK
 
     patient_loop.run(run())
 

@@ -44,10 +44,6 @@ _HANDSHAKE_MS: Final = 10_000
 _IDLE_MS: Final = 3_000
 _PING_AFTER_MS: Final = 60_000
 _PING_TIMEOUT_MS: Final = 20_000
-#: Calls that wait until the event loop takes them. It takes one at a time, in the order in which they came, so whoever
-#: comes during a burst waits for its end. Above the first number gRPC refuses some of them, above the second all.
-_PENDING_CALLS: Final = 200
-_MOST_PENDING_CALLS: Final = 600
 #: Room in a message for everything but its entries.
 _HEAD_BYTES: Final = 4096
 
@@ -86,8 +82,6 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
-                ("grpc.server.max_pending_requests", _PENDING_CALLS),
-                ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING_CALLS),
                 ("grpc.max_allowed_incoming_connections", self._shared.config.max_grpc_connections),
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),

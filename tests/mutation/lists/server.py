@@ -143,13 +143,4 @@ MUTATIONS: Final = (
         "async with asyncio.timeout(None) as limit:",
         ("tests/unit/test_net_grpc_places.py::test_calls_whose_first_message_never_comes_end",),
     ),
-    Mutation(
-        "Of a burst of calls of gRPC some are refused.",
-        "bookie_server/net/grpc/server.py",
-        "_PENDING_CALLS: Final = 200\n_MOST_PENDING_CALLS: Final = 600\n",
-        "_PENDING_CALLS: Final = 1000\n_MOST_PENDING_CALLS: Final = 3000\n",
-        (
-            "tests/unit/test_net_grpc_places.py::test_n2_of_a_burst_of_calls_some_are_refused_so_that_others_do_not_wait_for_its_end",
-        ),
-    ),
 )
