@@ -73,3 +73,14 @@ def test_many_at_once_are_as_one_by_one(digest_type: DigestType, count: int) -> 
     assert found.shape == (count, digest_type.digest_bytes)
     for row, header, start, end in zip(found, headers, starts, ends, strict=True):
         assert row.tobytes() == digest(header.tobytes(), data[start:end])
+
+
+@pytest.mark.parametrize("digest_type", DigestType, ids=lambda kind: kind.name)
+def test_headers_that_differ_in_any_byte_alone_have_digests_of_their_own(digest_type: DigestType) -> None:
+    digest, random = digest_function(digest_type, b"testPasswd"), Random(1)
+    payloads = [memoryview(random.randbytes(10))] * 24
+    for position in range(32):
+        headers = np.frombuffer(random.randbytes(32) * 24, np.uint8).reshape(24, 32).copy()
+        headers[random.randrange(24), position] ^= random.randrange(1, 256)
+        found = digest.many(headers, payloads)
+        assert [row.tobytes() for row in found] == [digest(row.tobytes(), payloads[0]) for row in headers]

@@ -129,19 +129,18 @@ def verify_records(
     if count < _VECTOR_MIN or int(sizes.min()) < payload_at:
         stored = [records[s : s + n] for s, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
         return verify_stored(stored, ledger_id, first_entry_id, digest_type, digest)
-    data = np.frombuffer(records, np.uint8)
     stride = size + _LENGTH_BYTES
     uniform = count * stride == len(records) and int(sizes.max()) == size == int(sizes.min())
     entry_ids = np.arange(first_entry_id, first_entry_id + count)
     if uniform:
-        rows = data.reshape(count, stride)[:, _LENGTH_BYTES:]
+        heads = _column(records, count, stride, _LENGTH_BYTES, payload_at)
         # One strided copy, so that the receive buffer can be freed.
-        joined = np.ascontiguousarray(rows[:, payload_at:]).reshape(-1).data
+        joined = _column(records, count, stride, _LENGTH_BYTES + payload_at, size - payload_at).reshape(-1).data
         offsets = (size - payload_at) * np.arange(count + 1, dtype=np.int64)
         payloads = Payloads(joined, offsets)
-        good, max_lac = _verify(rows[:, :payload_at], payloads, ledger_id, entry_ids, digest, size - payload_at)
+        good, max_lac = _verify(heads, payloads, ledger_id, entry_ids, digest, size - payload_at)
         return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
-    heads = data[starts[:, None] + np.arange(payload_at)]
+    heads = np.frombuffer(records, np.uint8)[starts[:, None] + np.arange(payload_at)]
     bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
     views = [records[start:end] for start, end in bounds]
     good, max_lac = _verify(heads, views, ledger_id, entry_ids, digest)
@@ -208,7 +207,9 @@ def _verify(
     A row of ``heads`` is an entry's header and digest. ``size`` is the size of each payload, if the payloads follow one
     another from the start of their buffer. Raises DigestMismatchError if the first entry is wrong.
     """
-    rows = np.ascontiguousarray(heads[:, :ENTRY_HEADER_BYTES])
+    heads = np.ascontiguousarray(heads)
+    count, stride = heads.shape
+    rows = _column(heads.data.cast("B"), count, stride, 0, ENTRY_HEADER_BYTES)
     headers = rows.view(ENTRY_HEADER_DTYPE)[:, 0]
     right = headers["ledger"] == ledger_id
     right &= headers["entry"] == entry_ids
@@ -224,6 +225,15 @@ def _verify(
     return good, int(headers["lac"][:good].max())
 
 
+def _column(data: memoryview, count: int, stride: int, at: int, size: int) -> npt.NDArray[np.uint8]:
+    """Copy ``size`` bytes from ``at`` on of each of ``count`` rows, which are ``stride`` bytes apart."""
+    if not size:
+        return np.empty((count, 0), np.uint8)
+    # As items of one type, numpy copies each row at once, and not byte by byte.
+    items = np.ndarray((count,), f"V{size}", data, at, (stride,))
+    return np.ascontiguousarray(items).view(np.uint8).reshape(count, size)
+
+
 def _cut(records: memoryview, ledger_id: int) -> tuple[Int64s, Int64s]:
     starts: list[int] = []
     sizes: list[int] = []
@@ -233,8 +243,8 @@ def _cut(records: memoryview, ledger_id: int) -> tuple[Int64s, Int64s]:
         stride = int(size) + _LENGTH_BYTES
         count = end // stride
         if count >= _VECTOR_MIN and count * stride == end:
-            prefixes = np.frombuffer(records, np.uint8).reshape(count, stride)[:, :_LENGTH_BYTES]
-            if bool((prefixes == prefixes[0]).all()):
+            prefixes = np.ndarray((count,), ">u4", records, strides=(stride,))
+            if bool((prefixes == size).all()):
                 return stride * np.arange(count, dtype=np.int64) + _LENGTH_BYTES, np.full(count, size, np.int64)
     while position < end:
         if end - position < _LENGTH_BYTES:

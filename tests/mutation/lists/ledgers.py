@@ -215,6 +215,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_protocol_digest_runs.py::test_right_digests_are_right_and_any_change_is_found[24-CRC32]",),
     ),
     Mutation(
+        "The checksum of a header counts each byte that is not equal in all headers of an answer.",
+        "bk_spark/protocol/entries/digest.py",
+        "np.bitwise_or.reduce(words ^ words[:, :1], axis=1)",
+        "np.bitwise_and.reduce(words ^ words[:, :1], axis=1)",
+        ("tests/unit/test_protocol_digest.py::test_many_at_once_are_as_one_by_one[CRC32C-300]",),
+    ),
+    Mutation(
         "An answer of another protocol version is refused.",
         "bk_spark/protocol/wire/answers_v2.py",
         "if header >> 24 != V2:",
