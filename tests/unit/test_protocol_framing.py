@@ -167,3 +167,35 @@ def test_an_absurd_length_after_good_frames() -> None:
 def test_frame() -> None:
     assert frame(b"abc") == b"\0\0\0\3abc"
     assert frame(b"") == b"\0\0\0\0"
+
+
+def test_large_frames_of_about_one_size_are_not_moved() -> None:
+    buffer = ReceiveBuffer(chunk_bytes=64)
+    feed(buffer, stream_of([bytes(300)]))
+    bodies = [bytes([number]) * (300 - 15 * (number % 3)) for number in range(1, 20)]
+    received: list[Frames] = []
+    stream, targets = stream_of(bodies), []
+    while stream:
+        target = buffer.get_buffer()
+        targets.append(target)
+        size = min(len(target), len(stream), 50)
+        target[:size], stream = stream[:size], stream[size:]
+        found = buffer.received(size)
+        if found is not None:
+            # Each byte of a frame, and none of the next one, was received where the frame is now.
+            assert {id(one.obj) for one in targets} == {id(found.data.obj)}
+            assert buffer.pending_bytes == 0
+            received.append(found)
+            targets = []
+    assert bodies_of(received) == bodies
+
+
+def test_the_room_for_an_expected_frame_is_given_up_once_a_small_one_came() -> None:
+    buffer = ReceiveBuffer(chunk_bytes=64)
+    feed(buffer, stream_of([bytes(300)]))
+    assert buffer.capacity_bytes == 304 * 9 // 8
+    feed(buffer, stream_of([b"small"] * 40))
+    assert buffer.capacity_bytes == 64
+    # Of a very large one it is not kept.
+    feed(buffer, stream_of([bytes(64 * 8)]))
+    assert buffer.capacity_bytes == 64

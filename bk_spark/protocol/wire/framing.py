@@ -22,6 +22,11 @@ LENGTH_BYTES: Final = 4
 _U32: Final = struct.Struct(">I")
 #: From this many equal frames in a row, looking ahead with numpy is faster than stepping one by one.
 _UNIFORM_RUN: Final = 8
+#: A frame of up to so many chunks is expected to be followed by one of about its size. Of a larger one, the chunk that
+#: is moved is a small part.
+_MOST_EXPECTED_CHUNKS: Final = 8
+#: By how much the next one may be larger: this part of it.
+_EXPECTED_MORE: Final = 8
 #: The first half of a frame's length, if it is the beginning of TLS (RFC 8446, section 5.1).
 _TLS_HANDSHAKE: Final = 0x1603
 
@@ -58,6 +63,9 @@ def _too_large(length: int, most: int) -> WireFormatError:
 class ReceiveBuffer:
     """Turns received bytes into frames. Bounded by ``max_frame_bytes`` plus one chunk.
 
+    After a large frame the buffer has room for another of about its size, so that such frames are not moved within
+    memory.
+
     Use it as asyncio.BufferedProtocol does: write into :meth:`get_buffer`, then call :meth:`received`. With ``reuse``
     the frames stay valid only until the next :meth:`get_buffer`. So a server that copies what it keeps need not
     allocate a buffer for each receive.
@@ -76,6 +84,8 @@ class ReceiveBuffer:
         self._buffer = _new_buffer(chunk_bytes)
         #: The received bytes that were not returned as frames.
         self._start = self._end = 0
+        #: Room for the next frame, if the last one was larger than a chunk. Else 0.
+        self._expected_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -93,6 +103,11 @@ class ReceiveBuffer:
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
+        if not self._reuse and self._end - self._start >= LENGTH_BYTES:
+            size = frame_bytes(self._buffer, self._start)
+            if size > self._chunk_bytes:
+                # Not beyond the end of a large frame: the next one then begins in a buffer with room for it.
+                return self._buffer[self._end : self._start + size]
         return self._buffer[self._end :]
 
     def received(self, size_bytes: int) -> Frames | None:
@@ -104,6 +119,10 @@ class ReceiveBuffer:
         starts, lengths, consumed = self._cut()
         buffer = self._buffer
         self._start = consumed
+        if lengths is not None:
+            size = LENGTH_BYTES + int(lengths[-1])
+            is_large = self._chunk_bytes < size <= _MOST_EXPECTED_CHUNKS * self._chunk_bytes
+            self._expected_bytes = min(size + size // _EXPECTED_MORE, self._max_frame_bytes) if is_large else 0
         self._make_room()
         return None if starts is None or lengths is None else Frames(buffer, starts, lengths)
 
@@ -117,9 +136,13 @@ class ReceiveBuffer:
         else:
             room = size - self._end
             # A frame that has begun is moved only if necessary. Otherwise switch early, to avoid tiny receives.
-            good = room >= needed - rest and (room >= self._chunk_bytes // 4 or rest >= LENGTH_BYTES)
+            least = needed - rest
+            if rest < LENGTH_BYTES:
+                least = max(least, self._chunk_bytes // 4, self._expected_bytes - rest)
+            good = room >= least
         if not good:
-            buffer = _new_buffer(max(needed, self._chunk_bytes))
+            expected = 0 if self._reuse else self._expected_bytes
+            buffer = _new_buffer(max(needed, expected, self._chunk_bytes))
             buffer[:rest] = self._buffer[self._start : self._end]
             self._buffer, self._start, self._end = buffer, 0, rest
 

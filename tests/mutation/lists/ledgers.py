@@ -201,6 +201,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_protocol_framing.py::test_the_limit_counts_the_prefix",),
     ),
     Mutation(
+        "A receive ends with a large frame, so that the next one begins where it has room.",
+        "bk_spark/protocol/wire/framing.py",
+        "            if size > self._chunk_bytes:\n",
+        "            if size > self._max_frame_bytes:\n",
+        ("tests/unit/test_protocol_framing.py::test_large_frames_of_about_one_size_are_not_moved",),
+    ),
+    Mutation(
         "An entry with another id is wrong, whatever its digest.",
         "bk_spark/protocol/entries/entry.py",
         '    right &= headers["entry"] == entry_ids\n',
