@@ -34,6 +34,29 @@ def test_tasks_that_read_import_of_logs_what_splits_are_made_of(reader: str) -> 
     assert not names & {"bk_spark.log.log", "bk_spark.log.store", "bk_spark.log.gc.maintenance"}
 
 
+def test_raw_rows_with_all_columns_are_made_without_pandas() -> None:
+    """pyarrow imports it for several functions, and that takes longer than a small task."""
+    script = """
+import sys
+import pyarrow as pa
+from bk_spark.datasource.entries.schemas import RAW_SCHEMA, arrow_schema
+from bk_spark.log.entries.entry_rows import EntryRows
+from bk_spark.log.entries.pieces import Piece, Pieces
+from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.protocol.entries.payloads import Payloads
+
+rows = EntryRows(arrow_schema(RAW_SCHEMA), EntryFormat.RAW)
+for logs in ([None, None], ["a", "a"], ["a", "b"]):
+    of = [None if log is None else n for n, log in enumerate(logs)]
+    pieces = Pieces.of(Piece(n, 0, 1, 2, 2, log, of[n], of[n]) for n, log in enumerate(logs))
+    (batch,) = rows.of(Payloads.of([b"1", b"2", b"3", b"4"]), pieces)
+    assert batch.num_rows == 4
+print(*sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "pandas" not in run.stdout.split()
+
+
 def test_names_of_logs_are_found_where_they_are() -> None:
     for name in bk_spark.log.__all__:
         assert getattr(bk_spark.log, name) is not None

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from bk_spark.bookie.reading.arrow import binary_array, int64_array
 from bk_spark.log.entries import arrow_format, raw_format
 from bk_spark.log.entries.fit import ColumnLookup, fitted, position_in
 from bk_spark.log.entries.pieces import NO_LOG, Pieces
@@ -24,6 +25,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 _SMALL_BATCH_BYTES: Final = 64 * 1024
 _JOINED_BATCH_BYTES: Final = 1024 * 1024
 _NONE: Final[frozenset[str]] = frozenset()
+_TIME: Final = pa.timestamp("ms", "UTC")
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,27 +82,36 @@ class _Origin:
         match name:
             case "log":
                 if len(pieces.logs) == 1:
-                    return pa.repeat(pa.scalar(pieces.logs[0], pa.string()), len(self.entry_ids))
+                    return _repeated(pieces.logs[0], len(self.entry_ids))
+                names = Payloads.of([name.encode() for name in pieces.logs])
+                known = pa.concat_arrays([binary_array(names), pa.nulls(1, pa.binary())])
                 # NO_LOG becomes the index of the null at the end.
-                return pa.array([*pieces.logs, None], pa.string()).take(
-                    pa.array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
-                )
+                numbers = int64_array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
+                return known.take(numbers).cast(pa.string())
             case "offset":
                 return _or_nulls(
                     pieces.base_offset, self.entry_ids + np.repeat(pieces.base_offset - pieces.first, counts)
                 )
             case "ledgerId":
-                return pa.array(np.repeat(pieces.ledger_id, counts))
+                return int64_array(np.repeat(pieces.ledger_id, counts))
             case "entryId":
-                return pa.array(self.entry_ids)
+                return int64_array(self.entry_ids)
             case _:
-                times = _or_nulls(pieces.timestamp_ms, np.repeat(pieces.timestamp_ms, counts))
-                return times.cast(pa.timestamp("ms", "UTC"))
+                return _or_nulls(pieces.timestamp_ms, np.repeat(pieces.timestamp_ms, counts), _TIME)
 
 
-def _or_nulls(known: Int64s, values: Int64s) -> pa.Array:
+def _repeated(text: str, count: int) -> pa.Array:
+    """Return a column with ``text`` in each row."""
+    data = text.encode()
+    offsets = len(data) * np.arange(count + 1, dtype=np.int64)
+    return binary_array(Payloads(memoryview(data * count), offsets)).cast(pa.string())
+
+
+def _or_nulls(known: Int64s, values: Int64s, data_type: pa.DataType | None = None) -> pa.Array:
     """Return ``values``, or nulls if the pieces are of no log."""
-    return pa.nulls(len(values), pa.int64()) if int(known[0]) == NO_LOG else pa.array(values)
+    if int(known[0]) == NO_LOG:
+        return pa.nulls(len(values), data_type or pa.int64())
+    return int64_array(values, data_type)
 
 
 class EntryRows:
