@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from pyspark import TaskContext
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.connection.allocator import keep_freed_memory
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.datasource.options.client_choice import ClientChoice
@@ -90,7 +91,7 @@ def client_of(metadata_service_uri: str, choice: ClientChoice = _USUAL) -> Block
     Raises MetadataUnavailableError, InvalidArgumentError.
 
     In a task the client closes its ZooKeeper session while idle: a host may run more tasks than the number of
-    connections that ZooKeeper accepts from it.
+    connections that ZooKeeper accepts from it. The process then keeps freed memory for the next entries.
     """
     in_task = TaskContext.get() is not None
 
@@ -98,6 +99,7 @@ def client_of(metadata_service_uri: str, choice: ClientChoice = _USUAL) -> Block
         config = choice.config()
         if in_task:
             config = replace(config, zk_session_rest_ms=_TASK_SESSION_REST_MS)
+            keep_freed_memory()
         return BlockingClient(metadata_service_uri, config)
 
     return _CLIENTS.get((os.getpid(), metadata_service_uri, choice, in_task), connected)

@@ -1,7 +1,7 @@
-"""The memory allocator of a process that reads over gRPC, or serves such reads.
+"""The memory allocator of a process that reads much: over gRPC, as a task of Spark, or as a bookie that serves gRPC.
 
-gRPC and Python each make a new piece of memory for a message. glibc gives freed pieces of this size back to the system,
-which then has to clear new ones. That costs more than the copies do.
+Each answer of a bookie comes into a new piece of memory (over gRPC, into several). glibc gives freed pieces of this
+size back to the system, which then has to clear new ones. That costs more than the copies do.
 """
 
 from __future__ import annotations
