@@ -28,6 +28,9 @@ from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 #: Compression that saves less than a tenth costs more, in CPU time of reader and writer, than it saves at the bookies.
 _WORTH_SHARE: Final = 0.9
+#: An entry may have less and more than its target, by these factors, so that it ends where a batch does.
+_LEAST_SHARE: Final = 0.6
+_MOST_SHARE: Final = 1.2
 #: Entries without a trial between two that are in vain, at most.
 _LONGEST_PAUSE: Final = 64
 
@@ -44,6 +47,9 @@ def entries_of(
 ) -> Iterator[tuple[pa.Buffer, int]]:
     """Split and join ``batches`` into entries of about ``entry_bytes`` before compression. Yields (entry, row count).
 
+    A large batch is cut into parts of one size, 0.6 to 1.2 times ``entry_bytes``, so that few entries have rows of
+    several batches: whoever reads them pays for each batch.
+
     The batches have the columns of ``schema`` by name, in types that widen to those there. An entry that does not
     become at least a tenth smaller is written without compression.
 
@@ -57,18 +63,35 @@ def entries_of(
         if not batch.num_rows:
             continue
         canonical = _canonical(batch, schema, names)
-        row_bytes = max(1.0, canonical.nbytes / canonical.num_rows)
+        rows = canonical.num_rows
+        row_bytes = max(1.0, canonical.nbytes / rows)
         start = 0
-        while start < canonical.num_rows:
-            room = max(1, math.ceil((entry_bytes - waiting_bytes) / row_bytes))
+        if waiting_bytes >= _LEAST_SHARE * entry_bytes and waiting_bytes + rows * row_bytes > _MOST_SHARE * entry_bytes:
+            yield from writer.write(waiting)
+            waiting, waiting_bytes = [], 0.0
+        while start < rows:
+            room = _next_rows(rows - start, row_bytes, waiting_bytes, entry_bytes)
             waiting.append(canonical.slice(start, room))
             start += waiting[-1].num_rows
             waiting_bytes += waiting[-1].num_rows * row_bytes
-            if waiting_bytes >= entry_bytes:
+            if start < rows or waiting_bytes >= entry_bytes:
                 yield from writer.write(waiting)
                 waiting, waiting_bytes = [], 0.0
     if waiting:
         yield from writer.write(waiting)
+
+
+def _next_rows(rows: int, row_bytes: float, waiting_bytes: float, entry_bytes: int) -> int:
+    """Return how many of a batch's ``rows`` go into the entry that has ``waiting_bytes``."""
+    size = rows * row_bytes
+    if waiting_bytes + size <= _MOST_SHARE * entry_bytes:
+        return rows
+    if waiting_bytes:
+        return math.ceil((entry_bytes - waiting_bytes) / row_bytes)
+    parts = max(1, round(size / entry_bytes))
+    if size > _MOST_SHARE * entry_bytes * parts:
+        parts += 1
+    return max(1, rows // parts)
 
 
 def batches_in(entry: memoryview, where: str, projection: Projection | None = None) -> list[pa.RecordBatch]:
