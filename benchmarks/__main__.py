@@ -14,6 +14,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "bookie_restart": ["--quick"],
     "bookie_soak": ["--quick"],
     "commit_contention": [],
+    "compaction": ["--quick"],
     "crash_duplicates": [],
     "foreach_batches": [],
     "growth": ["--quick"],

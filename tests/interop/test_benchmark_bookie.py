@@ -74,3 +74,11 @@ def test_restart(tmp_path: Path) -> None:
         assert found["value"] > 0
         assert found["peak_memory_mib"] >= found["memory_mib"] > 0
     assert [found["value"] > 0 for found in figures["check.entries"]] == [True, True]
+
+
+def test_compaction(tmp_path: Path) -> None:
+    figures = _run("compaction", "--directory", str(tmp_path))
+    assert figures["rewritten"][0]["logs"] > 1
+    for name in ("p50", "p99"):
+        calm, meanwhile = (figures[f"{when}.{name}"][0]["value"] for when in ("calm", "meanwhile"))
+        assert figures[f"growth.{name}"][0]["value"] == pytest.approx(meanwhile / calm, rel=0.01)
