@@ -240,8 +240,8 @@ MUTATIONS: Final = (
     Mutation(
         "A ledger is in a topic's list once.",
         f"{_PULSAR}/managed_ledgers.py",
-        "ids != sorted(set(ids))",
-        "ids != sorted(ids)",
+        " or len(ids) > len(set(ids)):",
+        ":",
         (f"{_METADATA}what_is_no_list_of_ledgers_is_refused_by_its_name",),
     ),
     Mutation(
