@@ -21,7 +21,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LedgerFencedError, NoSuchLedgerError
 from bk_spark.protocol.metadata.znodes import SetOp
 from bk_spark.protocol.quorum import Quorum
-from tests.support.logs import registered_ledgers
+from tests.support.logs import TELLING, registered_ledgers
 
 PASSWORD = b"open sesame"
 
@@ -486,6 +486,27 @@ def test_read(bkctl: Bkctl, log: Log) -> None:
     ):
         assert text in bkctl.fails("read", "events", *arguments)
     assert "password" in bkctl.fails("read", "events", password=False)
+
+
+def test_a_log_whose_open_end_was_deleted_says_so_and_shows_what_is_sealed(
+    bkctl: Bkctl, log: Log, metadata_service_uri: str, fresh_root: str
+) -> None:
+    """An operator deleted the ledger with --force, or somebody else did."""
+    with BlockingClient(metadata_service_uri, config=TELLING) as client:
+        writer = LogStore.of(client, fresh_root).open_log("events", password=PASSWORD).open_writer()
+        writer.append(b"lost")
+        writer.flush()
+        writer.abandon()
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        client.delete(tail.ledger_id)
+    lost = "was deleted, with all that was written from offset 30 on. Read what is before as of offset 29 (asOf), and"
+    assert lost in bkctl.fails("read", "events")
+    assert lost in bkctl.fails("read", "events", "--follow", "--count", 31)
+    assert "open end of log events was deleted" in bkctl.fails("append", "events", stdin=b"x\n")
+    assert read(bkctl, "--to", 30) == list(range(30))
+    rows = log.scan(["value"], as_of=29).to_arrow()["value"].to_pylist()
+    assert rows == [b"row %d" % n for n in range(30)]
 
 
 def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:

@@ -93,7 +93,9 @@ def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, None]:
     reader = log.open_reader()
     snapshot = log.snapshot()
-    readable_end = reader.readable_end(snapshot)
+    is_sealed = options.end is not None and options.end <= snapshot.next_offset
+    # What is sealed can be read whatever became of the open tail.
+    readable_end = snapshot.next_offset if is_sealed else reader.readable_end(snapshot)
     end = readable_end if options.end is None else options.end
     if options.from_time is not None:
         start = snapshot.offset_at(options.from_time)

@@ -243,8 +243,14 @@ class _Attempts(Generic[_T]):
     def _close(self, ledger_id: int) -> Steps[Stale | None]:
         event = yield RecoverLedger(ledger_id)
         if isinstance(event, Failed):
-            if not isinstance(event.error, NoSuchLedgerError) or ledger_id in self.missing:
+            if not isinstance(event.error, NoSuchLedgerError):
                 raise event.error
+            if ledger_id in self.missing:
+                raise NoSuchLedgerError(
+                    f"the ledger at the open end of log {self.change.paths.name} was deleted, so nobody can say where "
+                    "the log ends, and it takes no more entries. Write to a new log",
+                    ledger_id=ledger_id,
+                ) from event.error
             # The znode that referred to it may have changed since, or the whole log may be deleted.
             self.missing.add(ledger_id)
             return Stale(str(event.error))

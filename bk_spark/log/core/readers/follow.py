@@ -29,6 +29,7 @@ from bk_spark.log.core.readers.reader_actions import (
     TakeList,
     TimeIsUp,
     deliver_steps,
+    lost_tail,
 )
 from bk_spark.log.formats.segment import Segment
 from bk_spark.protocol.errors import LogRangeGoneError, NoSuchEntryError, NoSuchLedgerError
@@ -85,9 +86,9 @@ class Follow:
                 self._delivered(event)
                 event = yield More()
             assert isinstance(event, Ended), event
-        except NoSuchLedgerError:
+        except NoSuchLedgerError as error:
             if tail.ledger_id == self._gone:
-                raise
+                raise lost_tail(tail) from error
             # The tail was sealed, truncated and deleted. The list will show it.
             self._gone = tail.ledger_id
             return True

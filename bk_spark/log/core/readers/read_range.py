@@ -22,6 +22,7 @@ from bk_spark.log.core.readers.reader_actions import (
     TailSeen,
     TakeList,
     deliver_steps,
+    lost_tail,
 )
 from bk_spark.log.formats.segment import Segment
 from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
@@ -84,9 +85,9 @@ class ReadRange:
                 continue
             try:
                 return tail, (yield from _tail_end(tail))
-            except NoSuchLedgerError:
+            except NoSuchLedgerError as error:
                 if tail.ledger_id == gone:
-                    raise
+                    raise lost_tail(tail) from error
                 # The tail was sealed, truncated and deleted. The list will show it.
                 gone = tail.ledger_id
 
@@ -97,13 +98,16 @@ def readable_end_steps(next_offset: int) -> _Steps[int]:
     assert isinstance(looked, TailSeen), looked
     if looked.tail is None:
         return next_offset
+    tail = looked.tail
     try:
-        return (yield from _tail_end(looked.tail))
-    except NoSuchLedgerError:
+        return (yield from _tail_end(tail))
+    except NoSuchLedgerError as error:
         looked = yield LookAtTail()
         assert isinstance(looked, TailSeen), looked
         if looked.tail is None:
             return next_offset
+        if looked.tail.ledger_id == tail.ledger_id:
+            raise lost_tail(tail) from error
         raise
 
 

@@ -157,6 +157,17 @@ class TimeIsUp:
 ReaderEvent: TypeAlias = ListTaken | Checked | TailSeen | TailEnd | Delivered | Ended | Armed | Changed | TimeIsUp
 
 
+def lost_tail(tail: Segment) -> NoSuchLedgerError:
+    """The ledger of the open tail was deleted, though the log names it."""
+    last = tail.base_offset - 1
+    before = "" if last < 0 else f"Read what is before as of offset {last} (asOf), and w"
+    return NoSuchLedgerError(
+        f"the ledger at the log's open end was deleted, with all that was written from offset {tail.base_offset} on. "
+        f"{before or 'W'}rite to a new log",
+        ledger_id=tail.ledger_id,
+    )
+
+
 def deliver_steps(
     log_name: str, begin: ReadSealed | ReadTail, delivered: Callable[[Delivered], object] = lambda block: None
 ) -> Generator[Any, Any, None]:
