@@ -82,8 +82,17 @@ class Runs:
 class Peers:
     """The ways, by name."""
 
-    def __init__(self, spark: SparkSession, cluster: LocalCluster, kafka: KafkaBrokers | None, file: Path) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        cluster: LocalCluster,
+        kafka: KafkaBrokers | None,
+        file: Path,
+        *,
+        value_alone: bool = False,
+    ) -> None:
         self._spark = spark
+        self._value_alone = value_alone
         self._uri = cluster.metadata_service_uri
         self._bookies = tuple(bookie.pid for bookie in cluster.bookies if bookie.pid)
         self._kafka = kafka
@@ -104,8 +113,10 @@ class Peers:
             writer.options(metadataServiceUri=self._uri, log=log).save()
 
         def read(log: str) -> DataFrame:
-            rows = self._spark.read.format("bookkeeper").options(metadataServiceUri=self._uri, log=log).load()
-            return rows.select("value") if entry_format == "raw" else rows
+            source = self._spark.read.format("bookkeeper").options(metadataServiceUri=self._uri, log=log)
+            if entry_format != "raw":
+                return source.load()
+            return source.schema("value binary").load() if self._value_alone else source.load().select("value")
 
         return Way(write, read, self._bookies)
 
@@ -198,6 +209,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of rows")
     parser.add_argument("--frames", nargs="+", choices=[*RAW_SIZES, "flights"], default=[*RAW_SIZES, "flights"])
+    parser.add_argument(
+        "--value-alone",
+        action="store_true",
+        help="read raw logs with schema('value binary'): else Spark has the source make all six columns",
+    )
     parser.add_argument("--no-kafka", action="store_true", help="only our logs and the ceiling")
     options = parser.parse_args(arguments)
     with contextlib.ExitStack() as stack:
@@ -219,5 +235,6 @@ def main(arguments: list[str]) -> None:
             file = directory / f"{name}.arrow"
             with pa.ipc.new_file(str(file), table.schema) as out:
                 out.write_table(table, max_chunksize=_ROWS_OF_A_BATCH)
-            measure(name, table, spark, Peers(spark, cluster, kafka, file), options.rounds)
+            peers = Peers(spark, cluster, kafka, file, value_alone=options.value_alone)
+            measure(name, table, spark, peers, options.rounds)
     figure(NAME, "conditions.cores", os.cpu_count() or 0, "cores")

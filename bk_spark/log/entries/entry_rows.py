@@ -151,12 +151,13 @@ class EntryRows:
             for entry_id in range(piece.first, piece.last + 1):
                 where = f"entry {entry_id} of ledger {piece.ledger_id}"
                 for batch in arrow_format.batches_in(next(entries), where, self._projection):
+                    if batch.schema.equals(self._schema):
+                        yield batch
+                        continue
                     rows = batch.num_rows
                     yield self._project(batch, _Origin(own, np.array([rows]), np.full(rows, entry_id)), where)
 
     def _project(self, batch: pa.RecordBatch, origin: _Origin, where: str) -> pa.RecordBatch:
-        if batch.schema.equals(self._schema):
-            return batch
         columns = []
         own = self._lookup.own.get(origin.log or "", _NONE)
         for one in self._schema:
