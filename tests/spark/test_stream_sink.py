@@ -22,6 +22,7 @@ from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import LogFencedError
 from tests.support.connector import Connector, texts
 from tests.support.logs import listed_ledgers, registered_ledgers
+from tests.support.sparks import needs_limits
 from tests.support.streams import (
     assert_numbers,
     committed,
@@ -389,6 +390,7 @@ def _new_checkpoint_is_refused(
     assert connector.read(log).count() == 20
 
 
+@needs_limits
 def test_f2_a_checkpoint_set_back_is_refused_in_foreach_batch(connector: Connector, log: str, checkpoint: Path) -> None:
     source = f"{log}-source"
     connector.write(connector.spark.sql(texts(20, partitions=1)), source)

@@ -144,7 +144,7 @@ def test_a_list_under_each_codec_is_the_plain_one(name: str) -> None:
         (b"\x0a", "has no end"),
         (b"\x0a\x05\x08", "5 bytes"),
         (message({1: [message({4: 1})]}), "no id"),
-        (message({1: [message({1: 5}), message({1: 4}), message({1: 5})]}), "a ledger twice"),
+        (message({1: [message({1: 5}), message({1: 4}), message({1: 5})]}), "has a ledger twice"),
         (message({1: [message({1: 2**64 - 1})]}), "a negative id"),
         (b"\x47\x78\0\0\0\x09\x08", "9 bytes"),
         (b"\x47\x78\0\0\0\x04" + message({1: 9, 2: 1}) + b"x", "compression 9"),
