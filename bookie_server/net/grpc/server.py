@@ -136,7 +136,8 @@ class GrpcServer:
             ),
             "Force": self._unary(pb.ForceRequest, pb.ForceAnswer, inquiries.force, WRITE),
             "ListEntries": self._unary(pb.ListEntriesRequest, pb.ListEntriesAnswer, inquiries.list_entries, READ),
-            "GetInfo": self._unary(pb.GetInfoRequest, pb.GetInfoAnswer, inquiries.get_info, ADMIN),
+            # Every client asks for it, to find out whether there is a bookie.
+            "GetInfo": self._unary(pb.GetInfoRequest, pb.GetInfoAnswer, inquiries.get_info, ADMIN, counted=False),
         }
 
     async def _add(self, _: object, context: Context) -> None:
@@ -158,10 +159,14 @@ class GrpcServer:
         method: Callable[[Call, _Q], Awaitable[_A]],
         needed: int,
         timeout_s: float | None = UNARY_TIMEOUT_S,
+        *,
+        counted: bool = True,
     ) -> Any:
+        """``needed`` are rights. With ``counted`` callers without them are counted, and told in the log."""
+
         async def handle(data: bytes, context: Context) -> bytes:
             access = await admit(self._shared, context)
-            if access is not None and not access.may(needed):
+            if access is not None and not (access.may if counted else access.has)(needed):
                 return answer(code=pb.CODE_UNAUTHORIZED).SerializeToString()
             call = Call(self._shared, self._stuck, context)
             call.requests.access = access

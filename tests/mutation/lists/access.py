@@ -220,8 +220,8 @@ MUTATIONS: Final = (
     Mutation(
         "A call of gRPC needs its right.",
         "bookie_server/net/grpc/server.py",
-        "if access is not None and not access.may(needed):",
-        "if access is not None and not access.may(0):",
+        "(access.may if counted else access.has)(needed)",
+        "(access.may if counted else access.has)(0)",
         (f"{_RIGHTS}::test_each_call_of_grpc_needs_its_right",),
     ),
     Mutation(

@@ -131,9 +131,13 @@ class ConnectionAccess:
             self.is_allowed, self.rights = True, self._rights()
         return answer.message
 
+    def has(self, needed: int) -> bool:
+        """Whether the peer has the rights ``needed``, for requests that are no offence without them."""
+        return self.rights & needed == needed
+
     def may(self, needed: int) -> bool:
         """Whether the peer has the rights ``needed``. If not, that is counted and told."""
-        if self.rights & needed == needed:
+        if self.has(needed):
             return True
         self._front.refused_requests += 1
         self._front.log.tell(
