@@ -28,6 +28,7 @@ from tests.support.certificates import identity, write_pem
 from tests.support.connector import Connector
 from tests.support.jaas import bookie_keys, client_keys, write_jaas
 from tests.support.logs import commit_made_up, listed_ledgers, registered_ledgers
+from tests.support.sparks import needs_unix_sockets
 
 #: The first test starts a Spark session, and waits for another one.
 pytestmark = pytest.mark.timeout(900)
@@ -160,6 +161,7 @@ def test_a_job_that_saves_and_stops_maintains_its_log(short_log: Log) -> None:
     assert short_log.zookeeper.exists(short_log.paths.maintenance) is not None
 
 
+@needs_unix_sockets
 def test_unix_domain_sockets(answer: dict[str, Any]) -> None:
     assert answer["unix_sockets"]
 

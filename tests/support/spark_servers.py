@@ -15,6 +15,7 @@ from typing import Final
 
 import pyspark
 
+from bk_spark.datasource.spark_versions import minor_version
 from tests.support.environments import REPOSITORY, environment_variables
 from tests.support.ready_worker import make_python
 from tests.support.servers import jvm_options
@@ -86,6 +87,9 @@ def connect_server(directory: Path) -> Iterator[str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
     }
+    if minor_version(pyspark.__version__) == (4, 0):
+        # See docs/limitations.md.
+        settings["spark.python.worker.reuse"] = "false"
     command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     for name, value in settings.items():
