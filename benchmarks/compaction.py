@@ -12,6 +12,7 @@ case.
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def main(arguments: list[str]) -> None:
         meanwhile = _adds(writer, lambda seconds: _left(old) > 0)
         took_s = time.monotonic() - begun_s
     figure(NAME, "rewritten", old_bytes / 2e6 / took_s, "MB/s", logs=len(old), seconds=round(took_s, 2))
-    for name, of in (("p50", _median), ("p99", p99)):
+    for name, of in (("p50", statistics.median), ("p99", p99)):
         figure(NAME, f"calm.{name}", of(calm), "ms", adds=len(calm))
         figure(NAME, f"meanwhile.{name}", of(meanwhile), "ms", adds=len(meanwhile))
         figure(NAME, f"growth.{name}", of(meanwhile) / of(calm), "ratio")
@@ -109,7 +110,3 @@ def _adds(writer: BlockingWriter, goes_on: Callable[[float], bool]) -> list[floa
         writer.flush()
         latencies_ms.append(1000 * (time.monotonic() - due_s))
     return latencies_ms
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -193,14 +193,13 @@ def _is_named(metadata: LedgerMetadata, bookie: str) -> bool:
 
 
 def _check_bookie(client: BlockingClient, bookie: str) -> None:
-    """Refuse a bookie that does not exist: an empty list would say that it can go."""
-    members = Members.read(client)
-    if not members.has(bookie):
+    def is_named() -> bool:
         # Metadata that cannot be read may name it.
-        is_named = any(
+        return any(
             isinstance(found, MetadataFormatError) or _is_named(found, bookie) for _, found in all_metadata(client)
         )
-        members.check_known([bookie], [bookie] if is_named else [])
+
+    Members.read(client).check_listed(bookie, is_named)
 
 
 def _record(ledger_id: int, found: LedgerMetadata | MetadataFormatError) -> dict[str, Any]:

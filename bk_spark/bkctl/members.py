@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from bk_spark.bookie.blocking import BlockingClient
@@ -31,10 +31,6 @@ class Members:
     def registered(self) -> frozenset[str]:
         return self.writable | self.read_only
 
-    def has(self, bookie: str) -> bool:
-        """Whether the bookie is registered or has a cookie."""
-        return bookie in self.registered or bookie in self.with_cookie
-
     def check_lost(self, bookies: Collection[str], *, force: bool, otherwise: str) -> None:
         """Refuse bookies that are registered, unless the operator forces it."""
         running = sorted(self.registered.intersection(bookies))
@@ -52,6 +48,14 @@ class Members:
                 f"bookie {', '.join(unknown)} is unknown: it has no cookie, is not registered, and no {by} names it. "
                 "bkctl bookies lists all bookies"
             )
+
+    def check_listed(self, bookie: str, is_named: Callable[[], bool], *, by: str = "ledger") -> None:
+        """Refuse to list what belongs to an unknown bookie: an empty list would say that it can go.
+
+        ``is_named`` searches all ledgers, or what ``by`` says, so it is called only if nothing else knows the bookie.
+        """
+        if bookie not in self.registered and bookie not in self.with_cookie:
+            self.check_known([bookie], [bookie] if is_named() else [], by=by)
 
     def check_tested(self, bookie: str) -> None:
         """Refuse a bookie that cannot take a new ledger."""

@@ -188,11 +188,10 @@ def _list(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 
 def _check_bookie(client: BlockingClient, store: UnderReplicationStore, bookie: str) -> None:
-    """Refuse a bookie that does not exist: an empty list would say that nothing of it is missing."""
-    members = Members.read(client)
-    if not members.has(bookie):
-        is_named = any(bookie in mark.missing for page in store.marks() for mark in page.values())
-        members.check_known([bookie], [bookie] if is_named else [], by="mark")
+    def is_named() -> bool:
+        return any(bookie in mark.missing for page in store.marks() for mark in page.values())
+
+    Members.read(client).check_listed(bookie, is_named, by="mark")
 
 
 def _marks(store: UnderReplicationStore, options: argparse.Namespace) -> Iterator[dict[int, Mark]]:

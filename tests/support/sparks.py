@@ -40,8 +40,9 @@ OF_EVERY_RELEASE: Final = (
     "--ignore=tests/spark/test_standalone.py",
 )
 
+_RELEASE: Final = minor_version(version("pyspark")) or OLDEST
 #: Whether all actions on a DataFrame share a plan of the read. Spark 4.0 plans each anew.
-KEEPS_PLANS: Final = (minor_version(version("pyspark")) or OLDEST) >= (4, 1)
+KEEPS_PLANS: Final = _RELEASE >= (4, 1)
 
 _DOWNLOAD_TIMEOUT_S: Final = 900
 _STOP_TIMEOUT_S: Final = 60
@@ -64,9 +65,7 @@ _OF_SPARK: Final = ("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.Pytes
 
 needs_limits = pytest.mark.skipif(not HAS_LIMITS, reason="Spark tells no limits of micro-batches before 4.2")
 needs_filters = pytest.mark.skipif(not HAS_FILTERS, reason="Spark passes no filters before 4.1")
-needs_unix_sockets = pytest.mark.skipif(
-    (minor_version(version("pyspark")) or OLDEST) < (4, 1), reason="Spark talks to workers over TCP alone before 4.1"
-)
+needs_unix_sockets = pytest.mark.skipif(_RELEASE < (4, 1), reason="Spark talks to workers over TCP alone before 4.1")
 needs_times = pytest.mark.skipif(not hasattr(types, "TimeType"), reason="Spark has no times of day before 4.1")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bk_spark.bookie.metadata.ledger_ids import next_ledger_id
-from bk_spark.bookie.metadata.proven_changes import prove_and_change
+from bk_spark.bookie.metadata.proven_changes import delete_empty_parents, prove_and_change
 from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -238,7 +238,7 @@ class LedgerStore:
         else:
             raise MetadataUnavailableError("the ledger could not be deleted", ledger_id=ledger_id) from lost
         if self.manager is not LedgerManager.FLAT:
-            self._delete_empty_parents(path.rpartition("/")[0])
+            delete_empty_parents(self.zk, path, self.root)
 
     def list_ledgers(self, *, descending: bool = False) -> Iterator[list[int]]:
         """Yield the ids of all ledgers, ascending, in batches. A batch has the children of one znode, at most 10,000
@@ -264,14 +264,6 @@ class LedgerStore:
             if otherwise is not None:
                 raise otherwise from error
             raise MetadataUnavailableError(f"{error.message} (after {unknown.message})") from error
-
-    def _delete_empty_parents(self, path: str) -> None:
-        while len(path) > len(self.root):
-            try:
-                self.zk.delete(path)
-            except (NoNodeError, MetadataConflictError, MetadataUnavailableError):
-                return
-            path = path.rpartition("/")[0]
 
     def _path(self, ledger_id: int) -> str:
         return self.manager.ledger_path(self.root, ledger_id)

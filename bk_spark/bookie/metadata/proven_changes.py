@@ -1,7 +1,8 @@
-"""Changes of znodes that prove that a session still lives, and that end whatever reply is lost."""
+"""Changes of znodes that prove that a session lives, that end whatever reply is lost, and that leave nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -80,3 +81,18 @@ def put(zk: ZooKeeper, path: str, content: Callable[[Znode | None], bytes], proo
     if isinstance(last, OutcomeUnknownError):
         raise MetadataUnavailableError(f"{path} could not be set: {last.message}") from last
     raise MetadataConflictError(f"{path} keeps being changed by other clients; try again") from last
+
+
+def delete_empty_parents(zk: ZooKeeper, path: str, root: str) -> None:
+    """Delete the znodes above ``path``, and below ``root``, for as long as they are empty.
+
+    Those that stay, because no answer comes or another client needs them, do no harm.
+    """
+    with contextlib.suppress(MetadataConflictError, MetadataUnavailableError):
+        while len(path := path.rpartition("/")[0]) > len(root):
+            found = zk.exists(path)
+            # A deletion in vain costs a transaction, too, which ZooKeeper writes to its disk.
+            if found is not None and found.children:
+                return
+            if found is not None:
+                zk.delete(path)

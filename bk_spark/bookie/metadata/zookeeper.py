@@ -90,7 +90,7 @@ class ZooKeeper:
             timeout=self._session_timeout_s,
             logger=logging.getLogger(f"{__name__}.kazoo"),
             connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 2.0},
-            **{"handler": PollingHandler()} | ({} if access is None else access.kazoo_options()),
+            **({"handler": PollingHandler()} if access is None else access.kazoo_options()),
         )
         self._listeners: list[Callable[[str], None]] = []
         self._client.add_listener(self._on_state)

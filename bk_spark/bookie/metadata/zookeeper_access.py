@@ -46,13 +46,11 @@ class ZooKeeperAccess:
 
     def kazoo_options(self) -> dict[str, Any]:
         """Return arguments for a new ``KazooClient``."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"handler": PollingHandler() if self._tls is None else EncryptingHandler(self._tls)}
         if self._credentials is not None:
             options["auth_data"] = [("digest", self._credentials)]
         if self._for_creator:
             options["default_acl"] = CREATOR_ALL_ACL
-        if self._tls is not None:
-            options["handler"] = EncryptingHandler(self._tls)
         return options
 
 

@@ -21,11 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
-from bk_spark.bookie.metadata.proven_changes import ATTEMPTS, prove_and_change
+from bk_spark.bookie.metadata.proven_changes import ATTEMPTS, delete_empty_parents, prove_and_change
 from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.bookie.replication.ledger_marks import LedgerMarks
 from bk_spark.protocol.errors import (
-    MetadataConflictError,
     MetadataFormatError,
     MetadataUnavailableError,
     NodeExistsError,
@@ -36,7 +35,6 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.replication_notes import reason_path
 from bk_spark.protocol.metadata.under_replication import (
     LAYOUT,
-    MARK_DEPTH,
     check_layout,
     decode_lock,
     encode_lock,
@@ -274,7 +272,7 @@ class UnderReplicationStore(LedgerMarks):
             except OutcomeUnknownError:
                 continue
             self._proofs.pop(ledger_id, None)
-            self._delete_empty_parents(mark)
+            delete_empty_parents(self.zk, mark, self.paths.marks)
             return True
         else:
             raise MetadataUnavailableError("the ledger's mark could not be deleted", ledger_id=ledger_id)
@@ -282,21 +280,8 @@ class UnderReplicationStore(LedgerMarks):
             raise SessionLostError("the session with ZooKeeper has ended, and its lock", ledger_id=ledger_id)
         if self.zk.exists(mark) is not None:
             return False
-        self._delete_empty_parents(mark)
+        delete_empty_parents(self.zk, mark, self.paths.marks)
         return True
-
-    def _delete_empty_parents(self, mark_path: str) -> None:
-        """Directories that stay, because no answer comes or another client needs them, do no harm."""
-        path = mark_path
-        with contextlib.suppress(MetadataConflictError, MetadataUnavailableError):
-            for _ in range(MARK_DEPTH):
-                path = path.rpartition("/")[0]
-                # See forget_reason.
-                found = self.zk.exists(path)
-                if found is not None and found.children:
-                    return
-                if found is not None:
-                    self.zk.delete(path)
 
 
 def _holder(found: Znode, path: str) -> str | None:
