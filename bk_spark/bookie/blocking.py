@@ -6,7 +6,6 @@ its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -32,7 +31,7 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import BookKeeperError, LedgerClosedError
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
@@ -184,7 +183,7 @@ class BlockingClient:
     def read_series(
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> Generator[Payloads, None, None]:
-        return _iterate(self._thread, self._client.read_series(ranges, password))
+        return self._thread.iterate(self._client.read_series(ranges, password))
 
     @documented_as(Client.recover_and_open)
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
@@ -239,7 +238,7 @@ class BlockingClient:
         self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
     ) -> AsyncGenerator[Payloads, None]:
         """:meth:`read_series` for a caller on an event loop of its own."""
-        async with aclosing(self._elsewhere(self._client.read_series(ranges, password))) as lists:
+        async with aclosing(self._thread.iterate_for(self._client.read_series(ranges, password))) as lists:
             async for payloads in lists:
                 yield payloads
 
@@ -248,22 +247,9 @@ class BlockingClient:
     ) -> AsyncGenerator[EntryBlock, None]:
         """Open a ledger and :meth:`BlockingReader.tail` it, for a caller on an event loop of its own."""
         handle = await self._thread.run_for(self._client.open_for_reading(ledger_id, password, read_lac=False))
-        async with aclosing(self._elsewhere(handle.tail(from_entry, max_wait_ms=max_wait_ms))) as blocks:
+        async with aclosing(self._thread.iterate_for(handle.tail(from_entry, max_wait_ms=max_wait_ms))) as blocks:
             async for block in blocks:
                 yield block
-
-    async def _elsewhere(self, items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
-        """Run an asynchronous iterator on the client's thread. Closing the result closes the iterator."""
-        try:
-            while True:
-                # A coroutine of its own: a future does not carry StopAsyncIteration.
-                found = await self._thread.run_for(_next_of(items))
-                if found is None:
-                    return
-                yield found[0]
-        finally:
-            with contextlib.suppress(LedgerClosedError):
-                await self._thread.run_for(_closed(items))
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return self._thread.run(work)
@@ -387,38 +373,15 @@ class BlockingReader:
 
     @documented_as(ReadHandle.read_blocks)
     def read_blocks(self, first: int, last: int, *, known_to_exist: bool = False) -> Generator[EntryBlock, None, None]:
-        return _iterate(self._thread, self._handle.read_blocks(first, last, known_to_exist=known_to_exist))
+        return self._thread.iterate(self._handle.read_blocks(first, last, known_to_exist=known_to_exist))
 
     @documented_as(ReadHandle.read_unconfirmed)
     def read_unconfirmed(self, first: int, last: int) -> Generator[EntryBlock, None, None]:
-        return _iterate(self._thread, self._handle.read_unconfirmed(first, last))
+        return self._thread.iterate(self._handle.read_unconfirmed(first, last))
 
     @documented_as(ReadHandle.tail)
     def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> Generator[EntryBlock, None, None]:
-        return _iterate(self._thread, self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
-
-
-def _iterate(thread: LoopThread, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
-    """Run an asynchronous iterator on ``thread``. Closing the result closes the iterator."""
-    try:
-        while True:
-            try:
-                yield thread.run(items.__anext__())
-            except StopAsyncIteration:
-                return
-    finally:
-        thread.finish(items.aclose())
-
-
-async def _next_of(items: AsyncGenerator[_T, None]) -> tuple[_T] | None:
-    try:
-        return (await anext(items),)
-    except StopAsyncIteration:
-        return None
-
-
-async def _closed(items: AsyncGenerator[Any, None]) -> None:
-    await items.aclose()
+        return self._thread.iterate(self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
 
 
 async def _next(batches: AsyncIterator[list[int]]) -> list[int] | None:

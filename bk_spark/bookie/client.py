@@ -5,7 +5,6 @@ There is no bare ``open``: :meth:`Client.open_for_reading` does not fence, and :
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -72,17 +71,8 @@ class Client:
         MetadataUnavailableError
             If ZooKeeper does not answer within ``connect_timeout_ms``.
         """
-        connecting = asyncio.ensure_future(
-            asyncio.to_thread(ClusterSession.connect, self.uri, self.config, self._shared_zookeeper)
-        )
-        try:
-            self._ledgers = LedgerHandles(await asyncio.shield(connecting))
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
-            (session,) = await asyncio.gather(connecting, return_exceptions=True)
-            if isinstance(session, ClusterSession):
-                await session.close()
-            raise
+        session = await ClusterSession.connect_in_thread(self.uri, self.config, self._shared_zookeeper)
+        self._ledgers = LedgerHandles(session)
 
     async def close(self) -> None:
         """Close all connections and end all handles. Safe to repeat.

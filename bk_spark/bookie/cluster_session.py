@@ -58,6 +58,21 @@ class ClusterSession:
         self._closed = False
 
     @classmethod
+    async def connect_in_thread(
+        cls, uri: MetadataServiceUri, config: ClientConfig, shared: ZooKeeper | None
+    ) -> ClusterSession:
+        """:meth:`connect` for a caller on an event loop."""
+        connecting = asyncio.ensure_future(asyncio.to_thread(cls.connect, uri, config, shared))
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
+            (session,) = await asyncio.gather(connecting, return_exceptions=True)
+            if isinstance(session, ClusterSession):
+                await session.close()
+            raise
+
+    @classmethod
     def connect(cls, uri: MetadataServiceUri, config: ClientConfig, shared: ZooKeeper | None) -> ClusterSession:
         """Connect to ZooKeeper, or use the session ``shared``, which is never closed here. Blocks.
 

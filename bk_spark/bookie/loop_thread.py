@@ -1,11 +1,11 @@
-"""An event loop on a thread of its own, for callers that block."""
+"""An event loop on a thread of its own, for callers that block and for those on other event loops."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
@@ -64,6 +64,27 @@ class LoopThread:
                 await asyncio.wait([ended])
             ended.exception()  # nobody else will ask for it
             raise
+
+    def iterate(self, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
+        """Run an asynchronous iterator. Closing the result closes the iterator. Raises as :meth:`run`."""
+        try:
+            while True:
+                try:
+                    yield self.run(items.__anext__())
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.finish(items.aclose())
+
+    async def iterate_for(self, items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
+        """:meth:`iterate` for a caller on another event loop."""
+        try:
+            # A coroutine of its own: a future does not carry StopAsyncIteration.
+            while (found := await self.run_for(_next_of(items))) is not None:
+                yield found[0]
+        finally:
+            with contextlib.suppress(LedgerClosedError):
+                await self.run_for(_closed(items))
 
     def _submit(self, work: Coroutine[Any, Any, _T], done: Future[_T], tasks: list[asyncio.Task[_T]]) -> None:
         """Have ``work`` started: ``done`` runs from then on, and the task goes to ``tasks``.
@@ -126,6 +147,17 @@ def _wait_for(done: Future[_T]) -> _T:
         except TimeoutError:
             if done.done():
                 return done.result()
+
+
+async def _next_of(items: AsyncGenerator[_T, None]) -> tuple[_T] | None:
+    try:
+        return (await anext(items),)
+    except StopAsyncIteration:
+        return None
+
+
+async def _closed(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
 
 
 def _hand_over(task: asyncio.Task[_T], done: Future[_T]) -> None:

@@ -46,8 +46,8 @@ from bk_spark.protocol.replication.actions import (
 from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
 from bk_spark.protocol.replication.fragments import Fragment
 from bk_spark.protocol.replication.known_entries import KnownEntries
-from bk_spark.protocol.replication.verification import AbsentError, key_of, reason_of_answer, right_entries
-from bk_spark.protocol.wire.code_errors import reason_of
+from bk_spark.protocol.replication.verification import key_of, reason_of_answer, right_entries
+from bk_spark.protocol.wire.code_errors import AbsentError, reason_of
 
 _P = TypeVar("_P")
 

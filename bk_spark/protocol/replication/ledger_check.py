@@ -31,7 +31,8 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.actions import RequestAction, RequestEvent
 from bk_spark.protocol.replication.fragments import Fragment
 from bk_spark.protocol.replication.known_entries import KnownEntries
-from bk_spark.protocol.replication.verification import AbsentError, key_of, reason_of_answer, right_entries
+from bk_spark.protocol.replication.verification import key_of, reason_of_answer, right_entries
+from bk_spark.protocol.wire.code_errors import AbsentError
 from bk_spark.protocol.wire.entry_availability import EntryAvailability
 
 #: Reason of a bad copy whose bookie is not registered.

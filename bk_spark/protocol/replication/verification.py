@@ -13,14 +13,10 @@ from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
 from bk_spark.protocol.ledger.reading.read_actions import BatchRead, EntriesRead
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.actions import StoredEntries
-from bk_spark.protocol.wire.code_errors import error_of
+from bk_spark.protocol.wire.code_errors import AbsentError, check_read
 from bk_spark.protocol.wire.stored_adds import cut_records
 
 _U32: Final = struct.Struct(">I")
-
-
-class AbsentError(Exception):
-    """The bookie says that it does not have the entry."""
 
 
 def key_of(ledger_id: int, metadata: LedgerMetadata) -> LedgerKey | None:
@@ -39,7 +35,7 @@ def right_entries(
     AbsentError, DigestMismatchError, or the error of the bookie's code, about the first entry.
     """
     if isinstance(answer, BatchRead):
-        _check(answer.code)
+        check_read(answer.code)
         if key is None:
             return _by_header(ledger_id, entry_ids, list(cut_records(answer.records)))
         block = verify_records(answer.records, ledger_id, entry_ids[0], key.digest_type, key.digest)
@@ -53,19 +49,12 @@ def right_entries(
         if found.code is not Code.OK:
             if stored:
                 break
-            _check(found.code)
+            check_read(found.code)
         stored.append(found.stored)
     if key is None:
         return _by_header(ledger_id, entry_ids, stored)
     block = verify_stored(stored, ledger_id, entry_ids[0], key.digest_type, key.digest, entry_ids.step)
     return StoredEntries(entry_ids[: len(block)], _joined(stored[: len(block)]))
-
-
-def _check(code: Code) -> None:
-    if code in (Code.NO_ENTRY, Code.NO_LEDGER):
-        raise AbsentError
-    if code is not Code.OK:
-        raise error_of(code)
 
 
 def _by_header(ledger_id: int, entry_ids: range, stored: list[memoryview]) -> StoredEntries:

@@ -26,6 +26,18 @@ _NO_AUTHENTICATION: Final = (
 )
 
 
+class AbsentError(Exception):
+    """The bookie says that it does not have the entry."""
+
+
+def check_read(code: Code) -> None:
+    """Raise for an answer to a read that is not OK. Only NO_ENTRY and NO_LEDGER mean AbsentError."""
+    if code in (Code.NO_ENTRY, Code.NO_LEDGER):
+        raise AbsentError
+    if code is not Code.OK:
+        raise error_of(code)
+
+
 def reason_of(code: Code, *, with_key: bool = False) -> str:
     """Return the reason for an answer that is not OK, to print after the bookie's name.
 

@@ -25,10 +25,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, EntryBlock, verify_records, verify_stored
+from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     AWAY_REMEDY,
     BookieTimeoutError,
@@ -39,7 +41,6 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.ledger.reading.lac import NO_ANSWER
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
-from bk_spark.protocol.ledger.reading.range_chunks import Chunk, Part
 from bk_spark.protocol.ledger.reading.read_actions import (
     BatchRead,
     BatchRefused,
@@ -54,7 +55,7 @@ from bk_spark.protocol.ledger.reading.read_settings import ReadSettings, Suspect
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Answer
-from bk_spark.protocol.wire.code_errors import error_of
+from bk_spark.protocol.wire.code_errors import AbsentError, check_read
 
 #: The maximum number of single reads sent at once. The rest of a request follows. This limits a bookie's load.
 _MAX_SINGLE_READS: Final = 250
@@ -62,13 +63,57 @@ _MAX_SINGLE_READS: Final = 250
 _BATCH_RESERVE_BYTES: Final = 1024
 _LOST_REMEDY: Final = "it was written there. If their disks or directories were replaced, bring back the old ones"
 
-
 Action = ReadEntries | ReadBatch | ReportFailure | StartTimer | StopTimer | StopRequest
 Event = EntriesRead | BatchRead | BatchRefused | RequestFailed | TimerFired
 
 
-class _LacksEntryError(Exception):
-    """The bookie says that it does not have the entry."""
+@dataclass(slots=True)
+class _Chunk:
+    """Entries that are returned together."""
+
+    entry_ids: range
+    number: int
+    open_parts: int = 0
+    answers: list[tuple[range, Payloads]] = field(default_factory=list)
+    #: By the entry that could not be read.
+    errors: dict[int, BookKeeperError] = field(default_factory=dict)
+
+    @property
+    def good_ids(self) -> range:
+        """The entries before the first that could not be read."""
+        return range(self.entry_ids.start, min(self.errors, default=self.entry_ids.stop))
+
+    def block(self, max_lac: int) -> EntryBlock:
+        good = self.good_ids
+        if not self.errors and all(ids.step == 1 for ids, _ in self.answers):
+            return EntryBlock(good.start, Payloads.joined([payloads for _, payloads in self.answers]), max_lac)
+        views: dict[int, memoryview] = {}
+        for entry_ids, payloads in self.answers:
+            views.update(zip(entry_ids, payloads, strict=True))
+        return EntryBlock(good.start, Payloads.of([views[entry] for entry in good]), max_lac)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part of a chunk that one replica holds: all of it, or every E-th entry."""
+
+    chunk: _Chunk
+    #: The entries not read yet.
+    entry_ids: range
+    #: Replicas not yet asked for the next entry, best first.
+    replicas: list[str]
+    #: Bookies that may still answer, by request id, and the ids of the slow requests.
+    asked: dict[int, str] = field(default_factory=dict)
+    slow: set[int] = field(default_factory=set)
+    #: For requests that are not slow yet, by id: the time left once they become slow.
+    late_after_ms: dict[int, int] = field(default_factory=dict)
+    failed: dict[str, tuple[Answer, str]] = field(default_factory=dict)
+    speculations: int = 0
+
+    @property
+    def wants_another(self) -> bool:
+        """Whether every request under way is slow, and another replica can be asked."""
+        return bool(self.replicas) and len(self.slow) == len(self.asked)
 
 
 class RangePass:
@@ -112,8 +157,8 @@ class RangePass:
         self._chunks_in_flight = settings.requests_ahead
         #: The average size of an entry in bytes, from a closed ledger's metadata. 0: not known yet.
         self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.last_entry_id >= 0 else 0.0
-        self._chunks: deque[Chunk] = deque()
-        self._parts: dict[int, Part] = {}
+        self._chunks: deque[_Chunk] = deque()
+        self._parts: dict[int, _Part] = {}
         #: Refused batch reads that are retried one by one, at bookies that may lack batch reads.
         self._refused: set[int] = set()
         #: Starts at ``first``, so that short ranges also begin at different replicas.
@@ -168,7 +213,7 @@ class RangePass:
             self._without_batch_reads.add(part.asked[request_id])
         try:
             block = self._block(part.entry_ids, event)
-        except _LacksEntryError:
+        except AbsentError:
             self._on_error(request_id, Answer.ABSENT, "does not have it")
         except BookKeeperError as error:
             self._on_error(request_id, Answer.UNKNOWN, error.message)
@@ -179,7 +224,8 @@ class RangePass:
         """Verify the first entries of an answer and return them, at least one."""
         ledger = self._ledger
         if isinstance(event, BatchRead):
-            _check(event.code)
+            if event.code is not Code.OK:
+                check_read(event.code)
             return verify_records(event.records, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest)
         answers = event.answers
         stored: list[memoryview] = []
@@ -189,7 +235,7 @@ class RangePass:
             if answer.code is not good:
                 if stored:
                     break
-                _check(answer.code)
+                check_read(answer.code)
             stored.append(answer.stored)
         return verify_stored(
             stored, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest, entry_ids.step
@@ -225,7 +271,7 @@ class RangePass:
             self._suspects.add(bookie_id)
         if failed:
             self._actions.append(ReportFailure(bookie_id))
-        if self._all_slow(part) and part.replicas:
+        if part.wants_another:
             self._ask_next(part)
         elif not part.asked:
             self._give_up(part)
@@ -251,7 +297,7 @@ class RangePass:
         self._actions.append(StartTimer(request_id, left_ms))
         part.slow.add(request_id)
         self._suspects.add(part.asked[request_id])
-        if self._all_slow(part) and part.replicas:
+        if part.wants_another:
             part.speculations += 1
             self._ask_next(part)
 
@@ -262,7 +308,7 @@ class RangePass:
             following = [s.first_entry_id for s in segments if s.first_entry_id > self._next]
             if following:
                 end = min(end, following[0])
-            chunk = Chunk(range(self._next, end), self._chunk_number)
+            chunk = _Chunk(range(self._next, end), self._chunk_number)
             self._chunk_number += 1
             self._chunks.append(chunk)
             self._start(chunk)
@@ -274,7 +320,7 @@ class RangePass:
         entries = int(self._settings.request_bytes / (self._average_bytes + ENTRY_HEADER_BYTES))
         return max(1, min(self._settings.max_request_entries, entries))
 
-    def _start(self, chunk: Chunk) -> None:
+    def _start(self, chunk: _Chunk) -> None:
         quorum = self._metadata.quorum
         ensemble = self._metadata.segment_of(chunk.entry_ids.start).ensemble
         if not quorum.striped:
@@ -285,12 +331,12 @@ class RangePass:
             entry_ids = chunk.entry_ids[offset :: quorum.ensemble_size]
             self._start_part(chunk, entry_ids, [ensemble[index] for index in quorum.write_set(entry_ids.start)])
 
-    def _start_part(self, chunk: Chunk, entry_ids: range, replicas: list[str]) -> None:
+    def _start_part(self, chunk: _Chunk, entry_ids: range, replicas: list[str]) -> None:
         chunk.open_parts += 1
         replicas.sort(key=lambda bookie: bookie in self._suspects)
-        self._ask_next(Part(chunk, entry_ids, replicas))
+        self._ask_next(_Part(chunk, entry_ids, replicas))
 
-    def _ask_next(self, part: Part) -> None:
+    def _ask_next(self, part: _Part) -> None:
         bookie_id = part.replicas.pop(0)
         again = bool(part.asked or part.failed)
         request_id = next(self._request_ids)
@@ -312,11 +358,6 @@ class RangePass:
             part.late_after_ms[request_id] = late_after_ms - slow_after_ms
             self._actions.append(StartTimer(request_id, slow_after_ms))
 
-    @staticmethod
-    def _all_slow(part: Part) -> bool:
-        """Return whether every request under way is slow."""
-        return len(part.slow) == len(part.asked)
-
     def _forget(self, request_id: int) -> str:
         """Remove an ended request. Return the bookie that was asked."""
         part = self._parts.pop(request_id)
@@ -326,12 +367,12 @@ class RangePass:
         self._actions.append(StopTimer(request_id))
         return part.asked.pop(request_id)
 
-    def _stop(self, part: Part) -> None:
+    def _stop(self, part: _Part) -> None:
         for request_id in list(part.asked):
             self._forget(request_id)
             self._actions.append(StopRequest(request_id))
 
-    def _give_up(self, part: Part) -> None:
+    def _give_up(self, part: _Part) -> None:
         entry_id, chunk = part.entry_ids[0], part.chunk
         said = "; ".join(f"{bookie} {reason}" for bookie, (_, reason) in part.failed.items())
         absent = all(answer is Answer.ABSENT for answer, _ in part.failed.values())
@@ -365,11 +406,3 @@ class RangePass:
         head = self._chunks[0]
         if not head.open_parts and head.errors and not head.good_ids:
             self.outcome = EndedBy(head.errors[min(head.errors)])
-
-
-def _check(code: Code) -> None:
-    """Raise for a code that is not OK. Only NO_ENTRY and NO_LEDGER mean that the entry is absent."""
-    if code in (Code.NO_ENTRY, Code.NO_LEDGER):
-        raise _LacksEntryError
-    if code is not Code.OK:
-        raise error_of(code)
