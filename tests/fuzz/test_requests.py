@@ -17,7 +17,7 @@ from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
-from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer, frame
+from bk_spark.protocol.wire.framing import CommonBuffer, Frames, ReceiveBuffer, Receiving, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
@@ -110,7 +110,11 @@ def _bodies(stream: SearchStrategy[bytes]) -> SearchStrategy[list[bytes]]:
 @fuzz(100, stream=hostile(_STREAM), sizes=pieces((1, 3, 4, 60, 1000)))
 def test_frames_are_cut_or_refused(stream: bytes, sizes: list[int]) -> None:
     """The frames do not depend on how the bytes arrive, and nothing is kept beyond the limit."""
-    ways = [_cut(stream, sizes, reuse=False), _cut(stream, sizes, reuse=True), _cut(stream, [100_000], reuse=False)]
+    ways = [
+        _cut(stream, sizes, ReceiveBuffer(_FRAME_LIMIT, 64)),
+        _cut(stream, sizes, Receiving(CommonBuffer(_FRAME_LIMIT, 64))),
+        _cut(stream, [100_000], ReceiveBuffer(_FRAME_LIMIT, 64)),
+    ]
     assert len({refused for _, refused in ways}) == 1
     # What came together with a frame that is refused is lost with the connection.
     most = max((found for found, _ in ways), key=len)
@@ -118,15 +122,16 @@ def test_frames_are_cut_or_refused(stream: bytes, sizes: list[int]) -> None:
     assert stream.startswith(b"".join(map(frame, most)))
 
 
-def _cut(stream: bytes, sizes: list[int], *, reuse: bool) -> tuple[list[bytes], bool]:
+def _cut(stream: bytes, sizes: list[int], buffer: ReceiveBuffer | Receiving) -> tuple[list[bytes], bool]:
     """The frames of the stream, and whether it was refused behind them."""
-    buffer = ReceiveBuffer(_FRAME_LIMIT, 64, reuse=reuse)
     found: list[bytes] = []
 
     def receive() -> None:
         for part in parts_of(stream, sizes):
             at = 0
             while at < len(part):
+                if isinstance(buffer, Receiving) and buffer.large_frame_bytes:
+                    buffer.give_room(buffer.large_frame_bytes)
                 room = buffer.get_buffer()
                 size = min(len(room), len(part) - at)
                 room[:size] = part[at : at + size]
@@ -134,7 +139,10 @@ def _cut(stream: bytes, sizes: list[int], *, reuse: bool) -> tuple[list[bytes], 
                 received = buffer.received(size)
                 if received is not None:
                     found.extend(map(bytes, received))
-                assert buffer.capacity_bytes <= _FRAME_LIMIT + 64
+                if isinstance(buffer, ReceiveBuffer):
+                    assert buffer.capacity_bytes <= _FRAME_LIMIT + 64
+                else:
+                    assert buffer.half_frame_bytes + buffer.large_frame_bytes <= _FRAME_LIMIT
 
     return found, isinstance(outcome(receive, WireFormatError), Refused)
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 
 from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.local import LocalCluster
 from tests.simulation.bytes_cache import AddSeen
@@ -100,7 +101,7 @@ class Served:
         self._written.append(answer)
 
     def ask(self, request: bytes, *, poll: int = 0) -> bytes | None:
-        if wire_v3.is_v3(request[4:]):
+        if is_v3(request[4:]):
             self.bookie.handle_v3(cast(Any, self), wire_v3.parse_request(request[4:]))
         else:
             for each in wire_v2.parse_requests(frames(request)):

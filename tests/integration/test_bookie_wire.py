@@ -16,7 +16,7 @@ import pytest
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire import wire_v2, wire_v3
 from bk_spark.protocol.wire.entry_availability import decode_availability
-from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.framing import frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
@@ -65,7 +65,7 @@ def test_apaches_client_gets_the_answers_that_apaches_bookie_gave(bookie: Bookie
             answers: list[bytes] = []
             asked: list[Connection] = []
             for item in items:
-                connection = v3 if wire_v3.is_v3(item.body) else v2
+                connection = v3 if is_v3(item.body) else v2
                 if item.request:
                     connection.send(item.data)
                     asked.append(connection)
@@ -94,13 +94,13 @@ def _history(name: str) -> list[Captured]:
 
 
 def _key(answer: bytes) -> tuple[int, bytes]:
-    if wire_v3.is_v3(answer):
+    if is_v3(answer):
         return wire_v3.parse_response(answer).header.txnId, b""
     return 0, answer
 
 
 def _assert_same(item: Captured, answer: bytes) -> None:
-    if not wire_v3.is_v3(answer):
+    if not is_v3(answer):
         assert answer.hex() == item.body.hex(), item
         return
     wanted, got = wire_v3.parse_response(item.body), wire_v3.parse_response(answer)

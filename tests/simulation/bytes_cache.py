@@ -22,7 +22,7 @@ from bk_spark.protocol.wire import answers_v2, answers_v3, wire_v2, wire_v3
 from bk_spark.protocol.wire.add_frames import AddFrames, EntryPackager
 from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
-from bk_spark.protocol.wire.framing import frame as frame_of
+from bk_spark.protocol.wire.framing import frame as frame_of, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import AddRun, ReadRun
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
@@ -64,7 +64,7 @@ class PollSeen:
 @lru_cache(200_000)
 def request_in(frame: bytes) -> AddSeen | ReadSeen | ForceSeen | PollSeen:
     """The request in a frame (with its length prefix)."""
-    if wire_v3.is_v3(frame[4:]):
+    if is_v3(frame[4:]):
         return _request_v3(wire_v3.parse_request(frame[4:]))
     (request,) = wire_v2.parse_requests(frames(frame))
     if isinstance(request, AddRun):
@@ -95,7 +95,7 @@ def _request_v3(request: pb.Request) -> AddSeen | ForceSeen | PollSeen:
 @lru_cache(200_000)
 def code_in(frame: bytes) -> Code:
     """What any answer says."""
-    if not wire_v3.is_v3(frame[4:]):
+    if not is_v3(frame[4:]):
         answer = answer_in(frame)
         return Code.from_v2(int(answer.codes[0])) if isinstance(answer, AddAnswers) else answer.code
     response = wire_v3.parse_response(frame[4:])
@@ -105,7 +105,7 @@ def code_in(frame: bytes) -> Code:
 @lru_cache(200_000)
 def answer_in(frame: bytes) -> AddAnswers | ReadAnswer:
     """The answer in a frame. Its arrays are shared: do not write to them."""
-    parse = answers_v3.parse_answers if wire_v3.is_v3(frame[4:]) else answers_v2.parse_answers
+    parse = answers_v3.parse_answers if is_v3(frame[4:]) else answers_v2.parse_answers
     (answer,) = parse(frames(frame))
     assert isinstance(answer, AddAnswers | ReadAnswer)
     if isinstance(answer, AddAnswers):

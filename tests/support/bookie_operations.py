@@ -20,7 +20,7 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.wire import wire_v2, wire_v3
-from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.framing import frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from tests.simulation.bytes_cache import force_answer, force_request, poll_request, read_request, stored_entry
 from tests.support.bookie import Connection
@@ -170,7 +170,7 @@ class Comparison:
         self.told.append(what)
         answer = self._model.ask(request)
         assert answer is not None
-        connection = self._real[wire_v3.is_v3(request[4:])]
+        connection = self._real[is_v3(request[4:])]
         connection.send(_with_id(request, self._ledger_id))
         self._compare(what, answer, frame(bytes(connection.body())))
         self._take_polls()
@@ -187,7 +187,7 @@ class Comparison:
 
 def _with_id(request: bytes, ledger_id: int) -> bytes:
     body = request[4:]
-    if not wire_v3.is_v3(body):
+    if not is_v3(body):
         # The first such bytes: the key and what precedes the id do not have them.
         assert body.find(_ID) in (4, 24)
         return frame(body.replace(_ID, ledger_id.to_bytes(8, "big"), 1))
@@ -210,7 +210,7 @@ def _with_id(request: bytes, ledger_id: int) -> bytes:
 def _meaning(answer: bytes, ledger_id: int) -> tuple[object, ...]:
     """What an answer says, without the ledger's id."""
     body = answer[4:]
-    if not wire_v3.is_v3(body):
+    if not is_v3(body):
         code = Code.from_v2(int.from_bytes(body[4:8], "big", signed=True))
         assert int.from_bytes(body[8:16], "big") == ledger_id
         return body[:4], code.name, int.from_bytes(body[16:24], "big", signed=True), body[32:]

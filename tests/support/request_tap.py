@@ -11,7 +11,7 @@ from types import TracebackType
 
 from bk_spark.protocol.codes import FlagV2
 from bk_spark.protocol.wire import wire_v2, wire_v3
-from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
+from bk_spark.protocol.wire.framing import ReceiveBuffer, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import ReadRun
 
@@ -93,7 +93,7 @@ class RequestTap:
 
 def _read_in(body: bytes) -> ReadRequest | None:
     """The single read in a frame, if it is one."""
-    if wire_v3.is_v3(memoryview(body)):
+    if is_v3(memoryview(body)):
         request = wire_v3.parse_request(memoryview(body))
         if not request.HasField("readRequest"):
             return None

@@ -22,7 +22,7 @@ from bk_spark.protocol.errors import BookieUnavailableError, MetadataConflictErr
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire import wire_v2, wire_v3
-from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
+from bk_spark.protocol.wire.framing import ReceiveBuffer, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
 
@@ -215,7 +215,7 @@ class _Connection(asyncio.BufferedProtocol):
         received = self._receive.received(nbytes)
         if received is None:
             return
-        if wire_v3.is_v3(next(iter(received))):
+        if is_v3(next(iter(received))):
             for body in received:
                 self._bookie.handle_v3(self, wire_v3.parse_request(body))
         else:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import frame
-from bookie_server.net.common.receiving import CommonBuffer, Receiving, detached
+from bk_spark.protocol.wire.framing import CommonBuffer, Receiving, frame
 
 MAX = 4096
 
@@ -79,6 +78,6 @@ def test_detached_frames_outlive_the_next_receive() -> None:
     receiving.get_buffer()[: len(data)] = data
     frames = receiving.received(len(data))
     assert frames is not None
-    kept = detached(frames)
+    kept = frames.detached()
     assert receive(receiving, frame(b"x" * 12)) == [b"x" * 12]
     assert [bytes(body) for body in kept] == [b"one", b"three"]

@@ -14,6 +14,7 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire.framing import CommonBuffer, Receiving
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.bookie import AddDone
 from bookie_server.net.common import turns as turns_module
@@ -21,7 +22,6 @@ from bookie_server.net.common.fair_slots import Share
 from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.common.loop_delay import LoopDelay
-from bookie_server.net.common.receiving import CommonBuffer, Receiving
 from bookie_server.net.common.turns import HALF_LIFE_S, Turns
 from bookie_server.net.native.requests_v2 import RUNS_PER_TURN
 from bookie_server.storage.records import Records

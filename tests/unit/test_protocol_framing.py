@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer, frame
+from bk_spark.protocol.wire.framing import CommonBuffer, Frames, ReceiveBuffer, Receiving, frame
 
 CHUNK = 4096
 
@@ -100,13 +100,13 @@ def test_frames_stay_valid_after_the_next_receive() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_buffer_that_is_used_again_gives_the_same_frames(seed: int) -> None:
-    """With ``reuse`` frames are valid until the next receive only."""
+def test_a_common_buffer_gives_the_same_frames(seed: int) -> None:
+    """Its frames are valid until the next receive only."""
     random_ = random.Random(seed)
     sizes = [random_.choice([0, 4, 24, 24, 24, 90, 200]) for _ in range(200)]
     bodies = [random_.randbytes(size) for size in sizes]
     stream = stream_of(bodies)
-    buffer = ReceiveBuffer(chunk_bytes=random_.choice([64, 128, 300]), reuse=True)
+    buffer = Receiving(CommonBuffer(1 << 20, random_.choice([256, 300, 1000])))
     received: list[bytes] = []
     position = 0
     while position < len(stream):
@@ -119,7 +119,7 @@ def test_a_buffer_that_is_used_again_gives_the_same_frames(seed: int) -> None:
             assert_consistent(found)
             received += [bytes(body) for body in found]
     assert received == bodies
-    assert buffer.pending_bytes == 0
+    assert buffer.half_frame_bytes == 0
 
 
 def test_a_frame_larger_than_the_chunk() -> None:

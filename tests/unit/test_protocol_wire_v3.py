@@ -13,7 +13,7 @@ from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.wire import wire_v3
-from bk_spark.protocol.wire.framing import Frames, frame
+from bk_spark.protocol.wire.framing import Frames, are_v3, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from tests.support.wire import Captured, captured, frames
 
@@ -79,7 +79,7 @@ def test_the_capture_holds_what_these_tests_are_about() -> None:
 
 @pytest.mark.parametrize("one", CAPTURED, ids=str)
 def test_captured_frame_is_read(one: Captured) -> None:
-    assert wire_v3.is_v3(one.body)
+    assert is_v3(one.body)
     message = wire_v3.parse_request(one.body) if one.request else wire_v3.parse_response(one.body)
     says = one.says
     assert message.header.version == pb.VERSION_THREE
@@ -237,18 +237,18 @@ def test_priority_of_recovery_traffic() -> None:
 
 
 def test_is_v3() -> None:
-    assert not wire_v3.is_v3(b"")
-    assert not any(wire_v3.is_v3(bytes([version]) + b"\x01\x00\x00") for version in (0, 1, 2))
-    assert all(wire_v3.is_v3(memoryview(one.body)) for one in CAPTURED)
-    assert not any(wire_v3.is_v3(one.body) for one in captured("wire-v2", "v2"))
+    assert not is_v3(b"")
+    assert not any(is_v3(bytes([version]) + b"\x01\x00\x00") for version in (0, 1, 2))
+    assert all(is_v3(memoryview(one.body)) for one in CAPTURED)
+    assert not any(is_v3(one.body) for one in captured("wire-v2", "v2"))
 
 
 def test_one_frame_and_many_are_told_apart_alike() -> None:
     bodies = [bytes([first, second]) for first in range(256) for second in range(256)]
     bodies += [bytes([first]) for first in range(256)]
     starts, lengths = np.cumsum([0, *map(len, bodies)])[:-1], np.array([len(body) for body in bodies])
-    many = wire_v3.are_v3(Frames(memoryview(b"".join(bodies)), starts, lengths))
-    assert many.tolist() == [wire_v3.is_v3(body) for body in bodies]
+    many = are_v3(Frames(memoryview(b"".join(bodies)), starts, lengths))
+    assert many.tolist() == [is_v3(body) for body in bodies]
     assert 0 < np.count_nonzero(many) < len(bodies)
 
 

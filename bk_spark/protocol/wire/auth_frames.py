@@ -15,7 +15,7 @@ from bk_spark.protocol.codes import V2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import UnauthorizedError, WireFormatError
 from bk_spark.protocol.wire import wire_v2, wire_v3
-from bk_spark.protocol.wire.framing import frame
+from bk_spark.protocol.wire.framing import frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 
 #: The name of SASL's plugin.
@@ -58,7 +58,7 @@ def packed(message: AuthMessage) -> bytes:
 
 def auth_of(body: Buffer) -> AuthMessage | None:
     """Return the message if a frame's body is a request AUTH of either protocol, else None. Raises WireFormatError."""
-    if wire_v3.is_v3(body):
+    if is_v3(body):
         request = wire_v3.parse_request(body)
         if request.header.operation != pb.AUTH or not request.HasField("authRequest"):
             return None
@@ -105,7 +105,7 @@ def auth_answer_of(body: Buffer, *, v2: bool) -> AuthMessage | None:
 
     Raises UnauthorizedError if the bookie refuses the login, WireFormatError if it is no answer to AUTH.
     """
-    if wire_v3.is_v3(body):
+    if is_v3(body):
         # Apache's bookie sends a useless one inside TLS, over v3 whatever the connection speaks.
         answer = wire_v3.parse_response(body)
         if answer.header.operation == pb.START_TLS:

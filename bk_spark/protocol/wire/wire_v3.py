@@ -1,8 +1,7 @@
 """Wire protocol v3: protobuf requests and answers. Source: compatibility.md §1.2, §1.7, §1.8.
 
-A frame's body is one ``Request`` or ``Response``. It begins with byte 0x0A (field 1, the header). A v2 body begins with
-its version (0, 1 or 2). So the first byte of each frame identifies the protocol. Apache's codec (4.18) may put fields
-out of order. Protobuf accepts any order.
+A frame's body is one ``Request`` or ``Response``. Apache's codec (4.18) may put fields out of order. Protobuf accepts
+any order.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bk_spark.protocol.arrays import Bools, Int64s
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
-from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, frame
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.varints import INT64_BYTES, padded, put_padded
 
@@ -27,32 +26,6 @@ from bk_spark.protocol.wire.varints import INT64_BYTES, padded, put_padded
 HIGH_PRIORITY: Final = 100
 #: Bit of ``AddRequest.writeFlags``: acknowledge before the journal is synced.
 DEFERRED_SYNC: Final = 1
-FIRST_BYTE: Final = 0x0A
-#: The second bytes of the two-byte tags of fields that may come before the header.
-_LATE_HEADER_SECOND_BYTES: Final = (0x06, 0x0C)
-
-
-def is_v3(body: Buffer) -> bool:
-    """Return whether a frame's body can only be v3 (else it is v2, or empty).
-
-    Its first field is usually the header. Apache's codec may put a field with a two-byte tag before it.
-    """
-    if not body:
-        return False
-    first = body[0]
-    return first == FIRST_BYTE or (first >= 0x80 and len(body) > 1 and body[1] in _LATE_HEADER_SECOND_BYTES)
-
-
-def are_v3(frames: Frames) -> Bools:
-    """Return which frames, none of them empty, can only be v3, as :func:`is_v3` does."""
-    data = np.frombuffer(frames.data, np.uint8)
-    first = data[frames.starts]
-    are: Bools = first == FIRST_BYTE
-    if not are.all() and (first >= 0x80).any():
-        long_enough = frames.lengths > 1
-        second = data[np.where(long_enough, frames.starts + 1, 0)]
-        are |= (first >= 0x80) & long_enough & (np.isin(second, _LATE_HEADER_SECOND_BYTES))
-    return are
 
 
 def parse_request(body: Buffer) -> pb.Request:

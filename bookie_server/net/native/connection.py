@@ -11,11 +11,9 @@ import numpy as np
 
 from bk_spark.bookie.auth.providers import Peer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
-from bk_spark.protocol.wire.wire_v3 import are_v3, is_v3
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, Receiving, are_v3, is_v3
 from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S
 from bookie_server.net.common.kernel_room import Socket
-from bookie_server.net.common.receiving import Receiving, check_not_empty, detached, part
 from bookie_server.net.native.gate import Gate
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import RequestsV2
@@ -265,7 +263,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _handle(self, frames: Frames) -> None:
         rest = self._dispatch(frames) if self._shared.turns.may_go(self) else frames
         if rest is not None:
-            self._backlog = detached(rest)
+            self._backlog = rest.detached()
             self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
@@ -281,11 +279,11 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         frames, self._backlog = self._backlog, None
         # Parsing all remaining frames each time would cost as much as handling some of them.
-        later = None if len(frames) <= _FRAMES_PER_TURN else part(frames, _FRAMES_PER_TURN, len(frames))
+        later = None if len(frames) <= _FRAMES_PER_TURN else frames.part(_FRAMES_PER_TURN, len(frames))
         try:
-            rest = self._dispatch(frames if later is None else part(frames, 0, _FRAMES_PER_TURN))
+            rest = self._dispatch(frames if later is None else frames.part(0, _FRAMES_PER_TURN))
             if rest is not None or later is not None:
-                self._backlog = part(frames, len(frames) - _count(rest) - _count(later), len(frames))
+                self._backlog = frames.part(len(frames) - _count(rest) - _count(later), len(frames))
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:
@@ -301,7 +299,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
         Raises WireFormatError after the frames before the bad one are handled.
         """
-        check_not_empty(frames)
+        frames.check_bodies()
         if self._gate is not None:
             return self._pass_gate(self._gate, frames)
         if len(frames) == 1:
@@ -311,17 +309,17 @@ class NativeConnection(asyncio.BufferedProtocol):
         if not self._is_v2:
             count = len(frames) if v3.all() else int(v3.argmin())
             if count:
-                at = self._v3.handle(part(frames, 0, count))
+                at = self._v3.handle(frames.part(0, count))
             if at < count:
-                return part(frames, at, len(frames))
+                return frames.part(at, len(frames))
             if at == len(frames):
                 return None
             self._is_v2 = True
         end = at + int(v3[at:].argmax()) if v3[at:].any() else len(frames)
         if at < end:
-            at += self._v2.handle(part(frames, at, end))
+            at += self._v2.handle(frames.part(at, end))
         if at < end:
-            return part(frames, at, len(frames))
+            return frames.part(at, len(frames))
         if end < len(frames):
             raise _not_v2()
         return None

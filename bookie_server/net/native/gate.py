@@ -15,13 +15,12 @@ from bk_spark.protocol.errors import UnauthorizedError, WireFormatError
 from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.answer_frames_v3 import response
 from bk_spark.protocol.wire.auth_frames import AuthMessage, auth_answer_v2, auth_answer_v3, auth_of
-from bk_spark.protocol.wire.framing import Frames, frame
+from bk_spark.protocol.wire.framing import Frames, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun
-from bk_spark.protocol.wire.wire_v3 import is_v3, parse_request
+from bk_spark.protocol.wire.wire_v3 import parse_request
 from bookie_server.net.common.access.front_access import ConnectionAccess
 from bookie_server.net.common.access.rights import ALL
-from bookie_server.net.common.receiving import part
 from bookie_server.net.native.answers import Answers
 
 _CODE: Final = Code.UNAUTHORIZED
@@ -72,20 +71,20 @@ class Gate:
 
         Raises WireFormatError for what has no such answer; then the connection is closed.
         """
-        for i, body in enumerate(part(frames, 0, _FRAMES_PER_TURN)):
+        for i, body in enumerate(frames.part(0, _FRAMES_PER_TURN)):
             if not is_v3(body):
                 self.is_v2 = True
             elif self.is_v2:
                 raise WireFormatError("a v3 frame on a connection that speaks v2")
             message = auth_of(body) if self.awaits_login else None
             if message is None:
-                self._refuse(part(frames, i, i + 1), body)
+                self._refuse(frames.part(i, i + 1), body)
                 continue
             if not self._log_in(body, message):
                 return None
             if self.is_open:
-                return part(frames, i + 1, len(frames)) if i + 1 < len(frames) else None
-        return part(frames, _FRAMES_PER_TURN, len(frames)) if len(frames) > _FRAMES_PER_TURN else None
+                return frames.part(i + 1, len(frames)) if i + 1 < len(frames) else None
+        return frames.part(_FRAMES_PER_TURN, len(frames)) if len(frames) > _FRAMES_PER_TURN else None
 
     def _log_in(self, body: Buffer, message: AuthMessage) -> bool:
         """Answer a message of a login. Return False if the connection ends."""

@@ -22,7 +22,6 @@ from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
 from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
-from bookie_server.net.common.receiving import part
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
@@ -80,7 +79,7 @@ class RequestsV3:
                             continue
                     # These frames have one size but differ, so the next ones are probably no run either.
                     end = min(last, at + (one_by_one if alike else RUNS_PER_TURN))
-                    for body in part(frames, at, end):
+                    for body in frames.part(at, end):
                         cost += self._one(wire_v3.parse_request(body))
                     at, one_by_one = end, 2 * one_by_one
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from bk_spark.protocol.wire.framing import CommonBuffer
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.fair_slots import FairSlots
@@ -13,7 +14,6 @@ from bookie_server.net.common.kernel_room import KernelRoom
 from bookie_server.net.common.large_frames import LargeFrames
 from bookie_server.net.common.limits import NetConfig, RequestTimes
 from bookie_server.net.common.load import Load
-from bookie_server.net.common.receiving import CommonBuffer
 from bookie_server.net.common.sparing_log import SparingLog
 from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.fences import Fences

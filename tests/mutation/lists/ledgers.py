@@ -196,7 +196,7 @@ MUTATIONS: Final = (
     Mutation(
         "A frame above the limit is refused before memory is allocated for it.",
         "bk_spark/protocol/wire/framing.py",
-        "if length + LENGTH_BYTES > self._max_frame_bytes:",
+        "if length + LENGTH_BYTES > max_frame_bytes:",
         "if length > 1 << 31:",
         ("tests/unit/test_protocol_framing.py::test_the_limit_counts_the_prefix",),
     ),
