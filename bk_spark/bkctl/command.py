@@ -6,23 +6,27 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bk_spark.bkctl.common import ExitStatus, client_config
+from bk_spark.bkctl.common import ExitStatus
 from bk_spark.bkctl.parser import URI_VARIABLE, make_parser
-from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.errors import BookKeeperError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its :class:`ExitStatus`. Errors are one line on stderr."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
     status: ExitStatus
     try:
+        # What the command needs is imported in here, where Ctrl-C is expected.
+        parser = make_parser(words)
+        options = parser.parse_args(words)
         if options.metadata_service_uri is None and not options.without_uri:
             parser.error(f"where is the cluster? Give --metadata-service-uri URI, or set {URI_VARIABLE}")
         if options.without_cluster:
             status = options.run(options)
         else:
+            from bk_spark.bkctl.client_settings import client_config
+            from bk_spark.bookie.blocking import BlockingClient
+
             with BlockingClient(options.metadata_service_uri, client_config(options)) as client:
                 status = options.run(client, options)
         sys.stdout.flush()

@@ -13,12 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.passwords import password_in
-from bk_spark.log.log import Log
-from bk_spark.log.store import LogStore
-from bk_spark.protocol.errors import InvalidArgumentError, UnauthorizedError
 from bk_spark.settings.kinds import Kind, WrongValueError
 
 _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
@@ -41,9 +36,6 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-Run = Callable[[BlockingClient, argparse.Namespace], ExitStatus]
 
 
 def argument(kind: Kind) -> Callable[[str], Any]:
@@ -87,45 +79,10 @@ def unix_time_ms(value: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def client_config(options: argparse.Namespace) -> ClientConfig:
-    """Return the settings in ``--client-conf``. Raises InvalidArgumentError."""
-    if options.client_conf is None:
-        return ClientConfig()
-    try:
-        return ClientConfig.from_file(options.client_conf)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"--client-conf: {error}") from error
-
-
 def password(options: argparse.Namespace) -> bytes:
     """Return the password in ``--password-file`` without line ends, or an empty one without that option."""
     path: Path | None = options.password_file
     return b"" if path is None else password_in(path, "--password-file")
-
-
-def open_log(client: BlockingClient, options: argparse.Namespace) -> Log:
-    """Open the log that the command names, with its ledgers. Raises UnauthorizedError."""
-    given = password(options)
-    try:
-        return LogStore.of(client, options.log_root).open_log(options.name, password=given)
-    except UnauthorizedError as error:
-        raise wrong_password(options) from error
-
-
-def open_list(client: BlockingClient, options: argparse.Namespace) -> Log:
-    """Open the log that the command names. Without ``--password-file``, a log with a password opens without ledgers."""
-    try:
-        return open_log(client, options)
-    except UnauthorizedError:
-        if options.password_file is not None:
-            raise
-        return LogStore.of(client, options.log_root).open_log(options.name)
-
-
-def wrong_password(options: argparse.Namespace) -> UnauthorizedError:
-    given = options.password_file
-    what = "the log has a password" if given is None else f"{given} does not hold its password"
-    return UnauthorizedError(f"log {options.name}: {what}: give the right one with --password-file")
 
 
 def iso_time(time_ms: int) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bk_spark.bkctl.common import ExitStatus, print_json
+from bk_spark.bkctl.parser import commands_of, make_parser, subcommands_of
 
 _SHELLS: Final = ("bash", "zsh")
 #: Values of these kinds are local paths.
@@ -29,36 +30,27 @@ class _Level:
     values: dict[str, tuple[str, ...] | None]
 
 
-def add_commands(groups: Any, parser: argparse.ArgumentParser) -> None:
+def add_commands(groups: Any) -> None:
     completion = groups.add_parser(
         "completion", help="print a shell script that completes bkctl's commands and options"
     )
     completion.add_argument("shell", choices=_SHELLS)
-
-    def run(options: argparse.Namespace) -> ExitStatus:
-        script = _script(options.shell, [*_levels(parser, "")])
-        if options.json:
-            print_json({"shell": options.shell, "script": script})
-        else:
-            print(script, end="")
-        return ExitStatus.OK
-
-    completion.set_defaults(run=run, without_cluster=True, without_uri=True)
+    completion.set_defaults(run=_completion, without_cluster=True, without_uri=True)
 
 
-def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the subcommands and their parsers."""
-    return {name: one for action in _subcommands(parser) for name, one in (action.choices or {}).items()}
-
-
-def _subcommands(parser: argparse.ArgumentParser) -> list[Any]:
-    return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+def _completion(options: argparse.Namespace) -> ExitStatus:
+    script = _script(options.shell, [*_levels(make_parser(), "")])
+    if options.json:
+        print_json({"shell": options.shell, "script": script})
+    else:
+        print(script, end="")
+    return ExitStatus.OK
 
 
 def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[_Level]:
     words: dict[str, str] = {}
     values: dict[str, tuple[str, ...] | None] = {}
-    for action in _subcommands(parser):
+    for action in subcommands_of(parser):
         words |= {choice.dest: choice.help or "" for choice in action._choices_actions}
     for action in parser._actions:
         choices = tuple(map(str, action.choices or ()))

@@ -1,26 +1,24 @@
-"""The parser of the command line. Modules add their commands; :func:`_share` adds the common options."""
+"""The parser of the command line. :mod:`commands` finds the commands; :func:`_share` adds the common options."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl import bookies, clusters, completion, decommission, ledgers, recover, replication, simpletest, top
+from bk_spark.bkctl.commands import add_commands
 from bk_spark.bkctl.common import OneLineParser
-from bk_spark.bkctl.doctor import commands as doctor
-from bk_spark.bkctl.logs import commands as logs
-from bk_spark.bkctl.offline import commands as offline
 from bk_spark.log.formats.names import DEFAULT_ROOT
 
 URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"
 CONF_VARIABLE: Final = "BK_CLIENT_CONF"
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
+    """Make the parser of a command line with these words, or of any."""
     parser = OneLineParser(
         prog="bkctl",
         description="Inspect and maintain a cluster: bookies, replication, ledgers and logs.",
@@ -31,18 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(client_conf=os.environ.get(CONF_VARIABLE) or None)
     parser.set_defaults(password_file=None, json=False, without_cluster=False, without_uri=False)
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    doctor.add_commands(groups)
-    bookies.add_commands(groups)
-    top.add_commands(groups)
-    clusters.add_commands(groups)
-    replication.add_commands(groups)
-    recover.add_commands(groups)
-    decommission.add_commands(groups)
-    ledgers.add_commands(groups)
-    simpletest.add_commands(groups)
-    logs.add_commands(groups)
-    offline.add_commands(groups)
-    completion.add_commands(groups, parser)
+    add_commands(groups, words)
     for one in parsers_of(parser):
         _share(one)
     return parser
@@ -51,8 +38,18 @@ def make_parser() -> argparse.ArgumentParser:
 def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield the parser and those of its commands."""
     yield parser
-    for command in completion.commands_of(parser).values():
+    for command in commands_of(parser).values():
         yield from parsers_of(command)
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the subcommands and their parsers."""
+    return {name: one for action in subcommands_of(parser) for name, one in (action.choices or {}).items()}
+
+
+def subcommands_of(parser: argparse.ArgumentParser) -> list[Any]:
+    """Return what argparse keeps of the subcommands, with their helps."""
+    return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
 
 
 def _share(parser: argparse.ArgumentParser) -> None:

@@ -6,18 +6,10 @@ import argparse
 from dataclasses import replace
 from typing import Any, Final
 
-from bk_spark.bkctl.common import (
-    ExitStatus,
-    argument,
-    offset,
-    open_list,
-    open_log,
-    password,
-    print_json,
-    wrong_password,
-)
+from bk_spark.bkctl.common import ExitStatus, argument, offset, password, print_json
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.consent import Dropped
+from bk_spark.bkctl.logs.opening import open_list, open_log, wrong_password
 from bk_spark.bkctl.logs.show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, open_log, print_json
+from bk_spark.bkctl.common import ExitStatus, print_json
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.consent import Dropped
+from bk_spark.bkctl.logs.opening import open_log
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.gc.maintenance import MaintenanceReport

@@ -7,16 +7,9 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Final
 
-from bk_spark.bkctl.common import (
-    ExitStatus,
-    iso_time,
-    offset,
-    open_list,
-    print_facts,
-    print_json,
-    print_table,
-)
+from bk_spark.bkctl.common import ExitStatus, iso_time, offset, print_facts, print_json, print_table
 from bk_spark.bkctl.logs.checkpoint import Checkpoint, read_checkpoint
+from bk_spark.bkctl.logs.opening import open_list
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.datasource.stream.offsets import Position
