@@ -61,7 +61,9 @@ class QueryMetrics:
     Parameters
     ----------
     query
-        Its name, or its id if it has none.
+        Its name, or its id if it has none. Queries of several sessions, or one after the other, may have one name.
+    query_id
+        Its id, which its checkpoint keeps.
     values
         Numbers by name: ``input_rows_per_second``, ``processed_rows_per_second``, ``batch_rows``, ``batch_seconds``,
         ``batch_id``, ``lost_offsets`` and ``failed``.
@@ -72,6 +74,7 @@ class QueryMetrics:
     """
 
     query: str
+    query_id: str
     values: Mapping[str, float]
     behind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     tasks: ClientCounts | None = None
@@ -133,11 +136,9 @@ class StreamMetrics(StreamingQueryListener):
             One for each query that has told of its progress. A query that ended is kept with its last numbers.
         """
         with self._lock:
-            found = dict(self._queries)
+            found = list(self._queries.values())
         tasks = self._tasks
-        if tasks is None:
-            return list(found.values())
-        return [replace(one, tasks=tasks.of(query_id)) for query_id, one in found.items()]
+        return found if tasks is None else [replace(one, tasks=tasks.of(one.query_id)) for one in found]
 
     def prometheus(self) -> str:
         """Return the metrics in Prometheus' text format.
@@ -148,7 +149,7 @@ class StreamMetrics(StreamingQueryListener):
             The text.
         """
         queries = self.queries()
-        tasks = {one.query: one.tasks for one in queries} | {BATCHES: self.batches()}
+        tasks = {_labels(one): one.tasks for one in queries} | {f'query="{BATCHES}"': self.batches()}
         return "".join(f"{line}\n" for line in (*_lines(queries), *_task_lines(tasks)))
 
     def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
@@ -194,24 +195,23 @@ class StreamMetrics(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Spark calls this after each micro-batch."""
         progress = event.progress
-        self._note(str(progress.id), metrics_of(json.loads(progress.json)))
+        self._note(metrics_of(json.loads(progress.json)))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Spark calls this while a query has nothing to do."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """Spark calls this when a query ends."""
-        query_id = str(event.id)
         with self._lock:
-            known = self._queries.get(query_id)
+            known = self._queries.get(str(event.id))
         if known is not None:
             failed = float(event.exception is not None)
-            self._note(query_id, QueryMetrics(known.query, {**known.values, "failed": failed}, known.behind))
+            self._note(replace(known, values={**known.values, "failed": failed}))
 
-    def _note(self, query_id: str, metrics: QueryMetrics) -> None:
+    def _note(self, metrics: QueryMetrics) -> None:
         with self._lock:
-            self._queries[query_id] = metrics
-            self._queries.move_to_end(query_id)
+            self._queries[metrics.query_id] = metrics
+            self._queries.move_to_end(metrics.query_id)
             while len(self._queries) > _MAX_QUERIES:
                 self._queries.popitem(last=False)
 
@@ -234,7 +234,8 @@ def metrics_of(progress: Mapping[str, Any]) -> QueryMetrics:
         "lost_offsets": float(lost),
         "failed": 0.0,
     }
-    return QueryMetrics(str(progress.get("name") or progress.get("id")), values, behind)
+    query_id = str(progress.get("id"))
+    return QueryMetrics(str(progress.get("name") or query_id), query_id, values, behind)
 
 
 def _offset(found: object) -> dict[str, Any]:
@@ -267,23 +268,29 @@ def _lines(queries: list[QueryMetrics]) -> Iterator[str]:
         yield f"# HELP {_PREFIX}_{name} {text}"
         yield f"# TYPE {_PREFIX}_{name} gauge"
         for one in queries:
-            yield f"{_PREFIX}_{name}{{query={_quoted(one.query)}}} {one.values[name]:g}"
+            yield f"{_PREFIX}_{name}{{{_labels(one)}}} {one.values[name]:g}"
     for kind, (name, text) in _OF_LOG.items():
         yield f"# HELP {_PREFIX}_{name} {text}"
         yield f"# TYPE {_PREFIX}_{name} gauge"
         for one in queries:
             for log, numbers in one.behind.items():
                 if kind in numbers:
-                    yield f"{_PREFIX}_{name}{{query={_quoted(one.query)},log={_quoted(log)}}} {numbers[kind]}"
+                    yield f"{_PREFIX}_{name}{{{_labels(one)},log={_quoted(log)}}} {numbers[kind]}"
 
 
 def _task_lines(tasks: Mapping[str, ClientCounts | None]) -> Iterator[str]:
-    known = {query: counts for query, counts in tasks.items() if counts is not None}
+    """Yield the lines of counts by their labels."""
+    known = {labels: counts for labels, counts in tasks.items() if counts is not None}
     for name, text in _OF_TASKS.items() if known else ():
         yield f"# HELP bk_spark_tasks_{name}_total {text}"
         yield f"# TYPE bk_spark_tasks_{name}_total counter"
-        for query, counts in known.items():
-            yield f"bk_spark_tasks_{name}_total{{query={_quoted(query)}}} {getattr(counts, name)}"
+        for labels, counts in known.items():
+            yield f"bk_spark_tasks_{name}_total{{{labels}}} {getattr(counts, name)}"
+
+
+def _labels(query: QueryMetrics) -> str:
+    """Return the labels of a query. The id keeps queries of one name apart: Prometheus refuses equal ones."""
+    return f"query={_quoted(query.query)},id={_quoted(query.query_id)}"
 
 
 def _quoted(text: str) -> str:

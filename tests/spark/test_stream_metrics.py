@@ -126,7 +126,8 @@ def test_tasks_count_ledgers_and_retries(
 
         Connector(spark, uri).write(spark.sql(texts(10, partitions=3)), f"{log}-2", **quorum)
         assert metrics.batches() == ClientCounts(ledgers_created=3)
-        assert f'bk_spark_tasks_read_retries_total{{query="{read.id}"}} {found.read_retries}' in metrics.prometheus()
+        labels = f'query="{read.id}",id="{read.id}"'
+        assert f"bk_spark_tasks_read_retries_total{{{labels}}} {found.read_retries}" in metrics.prometheus()
     finally:
         spark.streams.removeListener(metrics)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.datasource.stream.behind import Behind
 from bk_spark.datasource.stream_metrics import StreamMetrics, metrics_of
 from bk_spark.datasource.task_counts import _Sums
@@ -63,7 +65,7 @@ def test_a_progress_becomes_metrics() -> None:
 
 def test_prometheus_gets_them() -> None:
     metrics = StreamMetrics()
-    metrics._note("5b1d", metrics_of(PROGRESS))
+    metrics._note(metrics_of(PROGRESS))
     port = metrics.serve()
     try:
         with pytest.raises(InvalidArgumentError, match=f"served already, on port {port}"):
@@ -76,12 +78,26 @@ def test_prometheus_gets_them() -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30)
     finally:
         metrics.close()
-    assert 'bk_spark_stream_behind_rows{query="copy \\"1\\"",log="a"} 40' in lines
-    assert 'bk_spark_stream_behind_entries{query="copy \\"1\\"",log="b"} 2' in lines
+    assert 'bk_spark_stream_behind_rows{query="copy \\"1\\"",id="5b1d",log="a"} 40' in lines
+    assert 'bk_spark_stream_behind_entries{query="copy \\"1\\"",id="5b1d",log="b"} 2' in lines
     assert not any(line.startswith("bk_spark_stream_behind_rows") and 'log="b"' in line for line in lines)
-    assert 'bk_spark_stream_input_rows_per_second{query="copy \\"1\\""} 12.5' in lines
-    assert 'bk_spark_stream_processed_rows_per_second{query="copy \\"1\\""} nan' in lines
+    assert 'bk_spark_stream_input_rows_per_second{query="copy \\"1\\"",id="5b1d"} 12.5' in lines
+    assert 'bk_spark_stream_processed_rows_per_second{query="copy \\"1\\"",id="5b1d"} nan' in lines
     assert sum(line.startswith("# TYPE") for line in lines) == 10
+
+
+def test_queries_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sessions may name their queries alike. Prometheus refuses all metrics if two of them have the same labels."""
+    metrics = StreamMetrics()
+    counts = {"5b1d": ClientCounts(ledgers_opened=1), "77aa": ClientCounts(ledgers_opened=2), "": ClientCounts()}
+    monkeypatch.setattr(metrics, "_tasks", SimpleNamespace(of=counts.get))
+    for query_id in ("5b1d", "77aa"):
+        metrics._note(metrics_of({**PROGRESS, "id": query_id}))
+    lines = [line for line in metrics.prometheus().splitlines() if not line.startswith("#")]
+    values = dict(line.rpartition(" ")[::2] for line in lines)
+    assert len(values) == len(lines)
+    opened = "bk_spark_tasks_ledgers_opened_total"
+    assert [values[f'{opened}{{query="copy \\"1\\"",id="{one}"}}'] for one in ("5b1d", "77aa")] == ["1", "2"]
 
 
 def test_sums_of_tasks_are_bounded() -> None:
@@ -102,7 +118,7 @@ def test_sums_of_tasks_are_bounded() -> None:
 def test_of_very_many_queries_the_oldest_go() -> None:
     metrics = StreamMetrics()
     for number in range(1_005):
-        metrics._note(str(number), metrics_of({"id": str(number)}))
+        metrics._note(metrics_of({"id": str(number)}))
     assert len(metrics.queries()) == 1_000
     assert metrics.queries()[0].query == "5"
     assert json.dumps(dict(metrics.queries()[0].values))
