@@ -257,3 +257,23 @@ assert [batch.num_rows for batch in reader.read(split)] == [1]
 assert gc.get_freeze_count() > 10_000
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_a_process_of_spark_keeps_freed_memory_once_a_task_reads(metadata_service_uri: str) -> None:
+    """Answers of bookies cost it new pages otherwise. A driver does not: it may be somebody's large program.
+
+    In a process of its own, since it is about the whole process.
+    """
+    script = f"""
+from pyspark import TaskContext
+from bk_spark.bookie.connection.allocator import keep_freed_memory
+from bk_spark.datasource.connections import client_of
+
+for in_task in (False, True):
+    if in_task:
+        TaskContext._getOrCreate()
+    with client_of({metadata_service_uri!r}):
+        print(keep_freed_memory.cache_info().currsize)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1"], done.stderr

@@ -171,6 +171,24 @@ def test_reads_answered_at_once_within_one_receive_are_bounded() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("v3_frames", [False, True])
+def test_a_large_entry_waits_for_room_though_it_is_in_memory(v3_frames: bool) -> None:
+    """It would be answered at once otherwise, and what peers have not read would grow beyond the limit."""
+
+    async def test() -> None:
+        config = NetConfig()
+        async with front(config, HeldBookie(entry_bytes=100_000)) as here:
+            peer = await here.connect()
+            here.server.load.change_unsent(config.max_unsent_bytes)  # other peers do not read
+            await peer.send((wire_v3.read_requests(5, 1, np.arange(1)) if v3_frames else reads((1, 0))) + AUTH)
+            # The answer of the request behind it.
+            assert len(await peer.body()) < 1_000
+            here.server.load.change_unsent(-config.max_unsent_bytes)
+            assert len(await peer.body()) > 100_000
+
+    run(test)
+
+
 def test_reads_beyond_the_limit_of_a_connection_are_too_many() -> None:
     async def test() -> None:
         bookie = HeldBookie()

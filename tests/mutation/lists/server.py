@@ -88,6 +88,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_net_limits.py::test_reads_answered_at_once_within_one_receive_are_bounded",),
     ),
     Mutation(
+        "A large entry is answered at once only while peers have read enough.",
+        "bookie_server/net/native/answers.py",
+        "return size_bytes <= LITTLE_BYTES or self._load.has_room.is_set()",
+        "return True",
+        ("tests/unit/test_net_limits.py::test_a_large_entry_waits_for_room_though_it_is_in_memory",),
+    ),
+    Mutation(
         "One list of entries is made at a time.",
         "bookie_server/net/native/inquiries_v3.py",
         "    await slot.acquire()\n",
