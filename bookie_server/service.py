@@ -151,7 +151,6 @@ class BookieService:
         metrics_wiring.watch_data_check(self._metrics, self._data_check_progress)
         metrics_wiring.add_gauges(self._metrics, self._directories, monitor, self._registration)
         page = ClusterPage(self._config, self._zookeeper)
-        ends.callback(page.close)
         actions = self._make_actions(monitor, collector)
         for http in self._make_http_servers(actions, page):
             ends.push_async_callback(http.close)

@@ -38,8 +38,15 @@ def add_commands(groups: Any) -> None:
 def add_rack_znode(parser: argparse.ArgumentParser) -> None:
     """Add the option that says where racks are."""
     parser.add_argument(
-        "--rack-znode", default=_RACK_ZNODE, metavar="PATH", help="where racks are, in Pulsar's format (%(default)s)"
+        "--rack-znode",
+        metavar="PATH",
+        help=f"where racks are, in Pulsar's format (default: rackMappingZnode in --client-conf, or {_RACK_ZNODE})",
     )
+
+
+def rack_znode(client: BlockingClient, options: argparse.Namespace) -> str:
+    """Return where racks are."""
+    return options.rack_znode or client.config.rack_mapping_znode or _RACK_ZNODE
 
 
 def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
@@ -47,7 +54,7 @@ def _bookies(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     # A bookie creates its cookie on its first start. The cookie remains while the bookie is down.
     known = {*registered, *(client.zookeeper.children(f"{client.root}/cookies") or ())}
     disks = client.disk_space()
-    racks = _racks(client, options.rack_znode, known, registered)
+    racks = _racks(client, rack_znode(client, options), known, registered)
     records = [
         _record(bookie_id, registered.get(bookie_id), racks.get(bookie_id), disks.get(bookie_id))
         for bookie_id in sorted(known)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bk_spark.bkctl.bookies import add_rack_znode
+from bk_spark.bkctl.bookies import add_rack_znode, rack_znode
 from bk_spark.bkctl.common import ExitStatus, argument, print_json, printable_json, table_lines
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.placement.racks import Racks, rack_sources
@@ -101,7 +101,7 @@ def _overview(client: BlockingClient, options: argparse.Namespace) -> Overview:
     token = "" if options.token_file is None else token_in(options.token_file, "--token-file")
 
     def racks(address_of: Callable[[str], tuple[str, int]]) -> Racks:
-        return Racks(rack_sources(client.zookeeper, config, znode=options.rack_znode), address_of)
+        return Racks(rack_sources(client.zookeeper, config, znode=rack_znode(client, options)), address_of)
 
     def asking() -> HttpCaller:
         tls = TlsContexts(config, server_side=False).context if config.tls_enabled else ssl.create_default_context()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
+FileMark = tuple[int, int, int, int]
 
-def file_mark(path: str) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written or replaced, also behind a link. None: there is none to see."""
+
+def file_mark(path: str) -> FileMark | None:
+    """Return what changes when a file is written or replaced, also behind a link, or its owner or mode is changed.
+    None: there is none to see."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import heapq
 import json
 import re
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -84,6 +84,7 @@ class Bookies:
         self._racks = racks(self._address)
         self._caller = caller
         self._before: dict[str, _Said] = {}
+        self._threads: list[threading.Thread] = []
 
     def collect(self) -> tuple[list[Record], dict[str, int]]:
         """Return a record for each bookie that is shown, by id, and the number of all bookies by state."""
@@ -129,14 +130,30 @@ class Bookies:
         if not endpoints:
             return {}
         caller = self._caller()
-        pool = concurrent.futures.ThreadPoolExecutor(min(_THREADS, len(endpoints)), "overview")
-        try:
-            calls = {each: pool.submit(_said_by, caller, endpoint) for each, endpoint in endpoints.items()}
-            concurrent.futures.wait(calls.values(), timeout=_ASK_ALL_S)
-            return {each: call.result() if call.done() else "no answer in time" for each, call in calls.items()}
-        finally:
-            # Calls that are under way end by their own time limit.
-            pool.shutdown(wait=False, cancel_futures=True)
+        waiting, said = deque(endpoints.items()), dict[str, _Said | str]()
+
+        def ask() -> None:
+            while True:
+                try:
+                    bookie_id, endpoint = waiting.popleft()
+                except IndexError:
+                    return
+                said[bookie_id] = _said_by(caller, endpoint)
+
+        # Not an executor: at exit the interpreter would wait for its threads, and a name lookup has no time limit.
+        # Threads that still wait for one are missing in this collection.
+        self._threads = [each for each in self._threads if each.is_alive()]
+        free = _THREADS - len(self._threads)
+        begun = [threading.Thread(target=ask, name="overview", daemon=True) for _ in range(min(free, len(endpoints)))]
+        for thread in begun:
+            thread.start()
+        self._threads += begun
+        deadline_s = time.monotonic() + _ASK_ALL_S
+        for thread in begun:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        waiting.clear()
+        found = said.copy()
+        return {each: found.get(each, "no answer in time") for each in endpoints}
 
     def _told(self, bookie_id: str, endpoint: Endpoint | None, said: _Said | str | None) -> Record:
         record: Record = {"http": None, "problem": None, "disks": [], "free_bytes": None, "total_bytes": None}

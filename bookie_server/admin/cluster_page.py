@@ -7,11 +7,12 @@ for some seconds. So ten open pages cost one collection, and a page that nobody 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -59,15 +60,10 @@ class ClusterPage:
     def __init__(self, config: BookieConfig, zookeeper: ZooKeeper) -> None:
         self._config = config
         self._zookeeper = zookeeper
-        self._thread = ThreadPoolExecutor(1, "overview")
         self._overview: Overview | None = None
         self._collection: asyncio.Future[bytes] | None = None
         #: When the collection ended.
         self._collected_s = 0.0
-
-    def close(self) -> None:
-        """A collection under way ends with the session."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def routes(self) -> Routes:
         """Return the endpoints."""
@@ -81,7 +77,7 @@ class ClusterPage:
         """Return the cluster as JSON. Raises HttpError."""
         latest = self._collection
         if latest is None or (latest.done() and not self._serves(latest)):
-            latest = asyncio.get_running_loop().run_in_executor(self._thread, self._collect)
+            latest = self._begin()
             latest.add_done_callback(self._note)
             self._collection = latest
         try:
@@ -89,6 +85,29 @@ class ClusterPage:
             return await asyncio.shield(latest)
         except BookKeeperError as error:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, error.message) from None
+
+    def _begin(self) -> asyncio.Future[bytes]:
+        """Begin a collection; there is one at a time. Not in an executor: at exit the interpreter would wait for it."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bytes] = loop.create_future()
+
+        def deliver(found: bytes | Exception) -> None:
+            if isinstance(found, bytes):
+                answer.set_result(found)
+            else:
+                answer.set_exception(found)
+
+        def work() -> None:
+            try:
+                found: bytes | Exception = self._collect()
+            except Exception as error:
+                found = error
+            # The loop may be closed meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(deliver, found)
+
+        threading.Thread(target=work, name="overview", daemon=True).start()
+        return answer
 
     def _serves(self, latest: asyncio.Future[bytes]) -> bool:
         failed = latest.cancelled() or latest.exception() is not None

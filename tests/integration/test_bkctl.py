@@ -16,8 +16,7 @@ import pytest
 
 import bk_spark
 from bk_spark.bkctl import main
-from bk_spark.bkctl.completion import commands_of
-from bk_spark.bkctl.parser import make_parser, parsers_of
+from bk_spark.bkctl.parser import commands_of, make_parser, parsers_of
 from bk_spark.bookie.blocking import BlockingClient
 from bookie_server.local import LocalCluster
 from tests.support.registrations import kill_and_forget
@@ -33,15 +32,18 @@ def password_file(tmp_path: Path) -> str:
 
 
 def test_bookies_with_state_rack_and_disk(
-    mended_cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    mended_cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One that answers; one that is down; and one that is registered, read-only, and takes connections in silence."""
     # Not five seconds for each of four commands, and no time for those that are asked for names alone.
+    with_limit = BlockingClient.disk_space
     soon, at_once = (functools.partialmethod(BlockingClient.disk_space, timeout_ms=ms) for ms in (3_000, 1))
     monkeypatch.setattr(BlockingClient, "disk_space", soon)
     uri = mended_cluster.metadata_service_uri
     up, _, down = sorted(mended_cluster.bookies, key=lambda one: one.id)
-    command = ["bookies", "--metadata-service-uri", uri, "--rack-znode", "/racks"]
+    settings = tmp_path / "client.conf"
+    settings.write_text("rackMappingZnode=/racks\n")
+    command = ["bookies", "--metadata-service-uri", uri, "--client-conf", str(settings)]
     racks = {"group": {up.id: {"rack": "/r1"}, down.id: {"rack": "r3"}}}
     with BlockingClient(uri) as client, socket.create_server(("localhost", 0)) as silent_socket:
         silent = f"localhost:{silent_socket.getsockname()[1]}"
@@ -55,7 +57,12 @@ def test_bookies_with_state_rack_and_disk(
         assert main(command) == 0
         header, *lines = capsys.readouterr().out.splitlines()
         shown = {}
+        monkeypatch.setattr(BlockingClient, "disk_space", with_limit)
+        assert main(["top", *command[1:], "--json"]) == 0
+        at_a_glance = {one["bookie"]: one["rack"] for one in json.loads(capsys.readouterr().out)["bookies"]}
         monkeypatch.setattr(BlockingClient, "disk_space", at_once)
+        assert main([*command, "--rack-znode", "/none", "--json"]) == 0
+        assert {record["rack"] for record in json.loads(capsys.readouterr().out)} == {None}
         for state in ("-rw", "--readwrite", "-ro", "--readonly", "-a", "--all"):
             assert main(["listbookies", *command[1:], "--json", state]) == 0
             shown[state] = {record["bookie"] for record in json.loads(capsys.readouterr().out)}
@@ -66,6 +73,7 @@ def test_bookies_with_state_rack_and_disk(
         assert main(info) == 0
         printed, warned = capsys.readouterr()
         client.zookeeper.delete("/racks")
+    assert at_a_glance == {each: record["rack"] for each, record in records.items()}
     disk = shutil.disk_usage(mended_cluster.directory)
     found = records[up.id]
     assert (found["address"], found["state"], found["rack"]) == (up.id, "writable", "/r1")

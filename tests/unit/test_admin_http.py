@@ -421,6 +421,16 @@ def test_a_changed_token_is_used_and_a_wrong_one_is_not(tmp_path: Path, caplog: 
     assert "the token that was loaded before stays in use: httpServerTokenFile" in caplog.text
 
 
+def test_a_token_file_that_gets_another_mode_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was written without the right to read it, and chmod alone mends that."""
+    access = AdminAccess(bookie_config(http_token_file=token_file(tmp_path)))
+    path = Path(token_file(tmp_path, "short"))
+    for reads, mode in enumerate((0o400, 0o600), start=1):
+        path.chmod(mode)
+        ask_all(access, (CHANGE, ""), (CHANGE, ""))
+        assert caplog.text.count("the token that was loaded before stays in use") == reads
+
+
 @pytest.mark.parametrize("content", [None, b"", b"fifteen-letters\n", b"two words in one token", b"\xe9" * 20])
 def test_a_token_file_that_is_wrong(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "token"

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +28,7 @@ from bookie_server.admin import cluster_page
 from bookie_server.admin.cluster_page import ClusterPage
 from bookie_server.admin.routes import HttpError, Request, Response
 from tests.support.bookie_settings import bookie_config
+from tests.support.environments import REPOSITORY
 
 ID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 
@@ -54,19 +57,16 @@ async def ask(page: Page, path: str = cluster_page.OVERVIEW_PATH) -> Response:
 def test_ten_open_pages_cost_one_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         page = Page()
-        try:
-            asked = [asyncio.ensure_future(ask(page)) for _ in range(10)]
-            asked[0].cancel()  # who leaves takes nothing from the others
-            await asyncio.sleep(0)
-            page.go_on.set()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asked[0]
-            assert {(await one).content for one in asked[1:]} == {b"1"}
-            assert (await ask(page)).content == b"1"
-            monkeypatch.setattr(cluster_page, "_SERVED_S", 0.0)
-            assert (await ask(page)).content == b"2"
-        finally:
-            page.close()
+        asked = [asyncio.ensure_future(ask(page)) for _ in range(10)]
+        asked[0].cancel()  # who leaves takes nothing from the others
+        await asyncio.sleep(0)
+        page.go_on.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked[0]
+        assert {(await one).content for one in asked[1:]} == {b"1"}
+        assert (await ask(page)).content == b"1"
+        monkeypatch.setattr(cluster_page, "_SERVED_S", 0.0)
+        assert (await ask(page)).content == b"2"
 
     asyncio.run(check())
 
@@ -76,34 +76,70 @@ def test_a_failed_collection_is_told_and_tried_again() -> None:
         page = Page()
         page.go_on.set()
         page.fails = True
-        try:
-            with pytest.raises(HttpError, match="no ZooKeeper") as caught:
-                await ask(page)
-            assert caught.value.status == 503
-            page.fails = False
-            assert (await ask(page)).content == b"2"
-        finally:
-            page.close()
+        with pytest.raises(HttpError, match="no ZooKeeper") as caught:
+            await ask(page)
+        assert caught.value.status == 503
+        page.fails = False
+        assert (await ask(page)).content == b"2"
 
     asyncio.run(check())
+
+
+def test_a_process_ends_while_names_of_bookies_are_looked_up() -> None:
+    """A resolver that does not answer has no time limit: neither the page nor the process waits for it."""
+    script = """
+import asyncio, json, socket, threading, time
+from bk_spark.overview import bookies
+from bk_spark.overview.http_call import HttpCaller
+from bk_spark.protocol.metadata.registration import Endpoint
+from bookie_server.admin.cluster_page import ClusterPage
+from tests.support.bookie_settings import bookie_config
+from tests.support.environments import REPOSITORY
+
+looked_up = threading.Semaphore(0)
+
+def stalls(*_, **__):
+    looked_up.release()
+    threading.Event().wait()
+
+socket.getaddrinfo = stalls
+bookies._ASK_ALL_S = 0.2
+seen = bookies.Bookies(None, "/ledgers", lambda _: None, HttpCaller)
+endpoints = {f"bookie-{n}": Endpoint("httpserver", "bookie.example", 8080, "http") for n in range(20)}
+for threads in (16, 0):
+    assert set(seen._ask(endpoints).values()) == {"no answer in time"}
+    assert sum(looked_up.acquire(timeout=0) for _ in range(20)) == threads
+
+class Page(ClusterPage):
+    def _collect(self):
+        stalls()
+
+async def look():
+    page = Page(bookie_config(), None)
+    try:
+        await asyncio.wait_for(page.overview(), 0.2)
+    except TimeoutError:
+        print("ends")
+
+asyncio.run(look())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
 
 
 def test_the_files_allow_no_foreign_script() -> None:
     async def check() -> None:
         page = Page()
-        try:
-            kinds = {}
-            for path in ("/", "/cluster.css", "/cluster.js"):
-                answer = await ask(page, path)
-                kinds[path] = answer.content_type
-                assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
-                assert "unsafe" not in answer.headers["Content-Security-Policy"]
-                assert answer.headers["X-Content-Type-Options"] == "nosniff"
-                text = answer.content.decode()
-                assert not any(word in text for word in ("http://", "https://", "innerHTML", "onclick", "<style"))
-            assert [kind.partition(";")[0] for kind in kinds.values()] == ["text/html", "text/css", "text/javascript"]
-        finally:
-            page.close()
+        kinds = {}
+        for path in ("/", "/cluster.css", "/cluster.js"):
+            answer = await ask(page, path)
+            kinds[path] = answer.content_type
+            assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+            assert "unsafe" not in answer.headers["Content-Security-Policy"]
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            text = answer.content.decode()
+            assert not any(word in text for word in ("http://", "https://", "innerHTML", "onclick", "<style"))
+        assert [kind.partition(";")[0] for kind in kinds.values()] == ["text/html", "text/css", "text/javascript"]
 
     asyncio.run(check())
 

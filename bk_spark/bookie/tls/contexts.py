@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Final
 
-from bk_spark.bookie.file_marks import file_mark
+from bk_spark.bookie.file_marks import FileMark, file_mark
 from bk_spark.bookie.tls.pem import PemIdentity, pem_identity
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.bookie.tls.stores import Store, load_key, load_trusted
@@ -131,7 +131,7 @@ class TlsContexts:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def _marks(self) -> list[tuple[int, int, int] | None]:
+    def _marks(self) -> list[FileMark | None]:
         files = [*self._key_store.files, *self._trust_store.files, self._settings.tls_certificate_path]
         return [file_mark(path) for path in files if path]
 
