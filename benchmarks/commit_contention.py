@@ -137,7 +137,10 @@ class _Bench:
         def within(at: float, least_s: float) -> bool:
             return any(start <= at <= start + max(took_s, least_s) for start, took_s in spans)
 
-        alone = [took for at, took in began if not within(at, _BESIDE_S)]
+        def prepares(at: float) -> bool:
+            return any(one["prepared_s"] <= at <= one["ready_s"] for one in told)
+
+        alone = [took for at, took in began if not within(at, _BESIDE_S) and not prepares(at)]
         found = {
             "alone": alone,
             "during": [took for at, took in began if within(at, 0.0)],
@@ -179,11 +182,6 @@ class _Bench:
         log = self._log()
         every_s = _PROCESSES / rate
         with ExitStack() as stack:
-            workers = []
-            for number in range(self._options.runs):
-                workers.append(Worker(self._code, role, self._uri, log, f"app{number}", size, number))
-                stack.callback(workers[-1].kill)
-                workers[-1].ready()
             small = [
                 Worker(self._code, "small", self._uri, log, f"small{number}", every_s) for number in range(_PROCESSES)
             ]
@@ -195,10 +193,16 @@ class _Bench:
                 # Stagger the processes.
                 time.sleep(every_s / _PROCESSES)
             told = []
-            for worker in workers:
+            for number in range(self._options.runs):
+                # Only now: a reaper deletes the leftovers of all that are ready.
+                prepared_s = time.time()
+                worker = Worker(self._code, role, self._uri, log, f"app{number}", size, number)
+                stack.callback(worker.kill)
+                worker.ready()
+                ready_s = time.time()
                 time.sleep(self._options.pause)
                 worker.begin()
-                told.append(worker.result())
+                told.append(worker.result() | {"prepared_s": prepared_s, "ready_s": ready_s})
             time.sleep(self._options.pause)
             for worker in small:
                 worker.begin()

@@ -1,8 +1,9 @@
-"""Measures what grows at 1, 10 and 100 times a size, and how time and memory grow with it.
+"""Measures what grows at 1, 10 and 100 times a size (``--steps``), and how time and memory grow with it.
 
 For each subject: seconds, processor seconds (and those of Python's garbage collector among them) and peak memory of the
-process that does the work, and the exponent between the sizes: 1 means that time grows as the size does. The last
-exponent counts, because constant costs matter least there. ``over`` lists the figures whose last exponent is above 1.1.
+process that does the work, processor seconds of the bookies meanwhile, and the exponent between the sizes: 1 means that
+time grows as the size does. The last exponent counts, because constant costs matter least there. ``own`` is the
+exponent of the processor time without the collector's. ``over`` lists the figures whose last exponent is above 1.1.
 
 Subjects: a list of segments (open a log, plan to read all of it), ledgers of a bookie (its start, a collection), open
 ledgers (create, append to each, close), logs (start a query over a pattern, ``latestOffset``), tasks of a commit, and
@@ -51,18 +52,23 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {NAME}", description=__doc__)
     parser.add_argument("--subjects", nargs="*", choices=[*_SUBJECTS], default=[*_SUBJECTS])
     parser.add_argument("--quick", action="store_true", help="a tenth of the sizes")
+    parser.add_argument("--steps", type=int, nargs="+", default=[*_STEPS], help="how many times the smallest size")
     options = parser.parse_args(arguments)
+    if len(options.steps) < 2 or any(more <= less for less, more in pairwise([0, *options.steps])):
+        parser.error(f"--steps {options.steps}: name at least two sizes, each larger than the one before")
     over: list[str] = []
     for subject in options.subjects:
         measure, smallest = _SUBJECTS[subject]
-        over += _tell(subject, measure, max(1, smallest // 10) if options.quick else smallest)
+        over += _tell(subject, measure, max(1, smallest // 10) if options.quick else smallest, options.steps)
     figure(NAME, "over", len(over), "figures", limit=_EXPONENT_LIMIT, names=over)
 
 
-def _tell(subject: str, measure: Callable[[LocalCluster, int], Measured], smallest: int) -> list[str]:
+def _tell(
+    subject: str, measure: Callable[[LocalCluster, int], Measured], smallest: int, times: Sequence[int]
+) -> list[str]:
     """Print a subject's figures. Return the names of those that grow too fast."""
     found: list[tuple[int, Measured]] = []
-    for step in _STEPS:
+    for step in times:
         # Each size has a cluster of its own, so that no size pays for what another has left.
         with (
             tempfile.TemporaryDirectory(prefix="bk-bench-") as directory,
@@ -71,42 +77,48 @@ def _tell(subject: str, measure: Callable[[LocalCluster, int], Measured], smalle
             found.append((step * smallest, measure(cluster, step * smallest)))
     over = []
     for name in found[0][1]:
-        for size, measured in found:
-            taken = measured[name]
+        taken = [measured[name] for _, measured in found]
+        for (size, _), each in zip(found, taken, strict=True):
             figure(
                 NAME,
                 f"{subject}.{name}",
-                taken.seconds,
+                each.seconds,
                 "s",
                 size=size,
-                cpu_s=round(taken.cpu_s, 3),
-                collector_s=round(taken.collector_s, 3),
-                peak_mib=round(taken.peak_mib, 1),
+                cpu_s=round(each.cpu_s, 3),
+                collector_s=round(each.collector_s, 3),
+                bookies_cpu_s=round(each.bookies_cpu_s, 2),
+                peak_mib=round(each.peak_mib, 1),
             )
-        steps = [(smaller[1][name], larger[1][name]) for smaller, larger in pairwise(found)]
-        exponents = [_exponent(less.seconds, more.seconds) for less, more in steps]
+        by_time = _exponents(times, [each.seconds for each in taken])
         figure(
             NAME,
             f"{subject}.{name}.exponent",
-            exponents[-1],
+            by_time[-1],
             "exponent",
-            before=exponents[0],
-            cpu=[_exponent(less.cpu_s, more.cpu_s) for less, more in steps],
-            more_mib=[round(more.peak_mib - less.peak_mib, 1) for less, more in steps],
+            before=by_time[:-1],
+            cpu=_exponents(times, [each.cpu_s for each in taken]),
+            own=_exponents(times, [each.cpu_s - each.collector_s for each in taken]),
+            more_mib=[round(more.peak_mib - less.peak_mib, 1) for less, more in pairwise(taken)],
             limit=_EXPONENT_LIMIT,
         )
-        if exponents[-1] > _EXPONENT_LIMIT:
+        if by_time[-1] > _EXPONENT_LIMIT:
             over.append(f"{subject}.{name}")
     return over
 
 
-def _exponent(less_s: float, more_s: float) -> float:
-    return round(math.log10(max(more_s, _LEAST_S) / max(less_s, _LEAST_S)), 2)
+def _exponents(times: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    counted = [max(value, _LEAST_S) for value in seconds]
+    return [
+        round(math.log(counted[larger] / counted[smaller]) / math.log(times[larger] / times[smaller]), 2)
+        for smaller, larger in pairwise(range(len(times)))
+    ]
 
 
-def _in_fresh_process(what: str, uri: str, size: int) -> Measured:
+def _in_fresh_process(what: str, cluster: LocalCluster, size: int) -> Measured:
     """What ``growth_worker`` measured of itself."""
-    command = [sys.executable, "-m", "benchmarks.growth_worker", what, uri, str(size)]
+    pids = [str(bookie.pid) for bookie in cluster.bookies]
+    command = [sys.executable, "-m", "benchmarks.growth_worker", what, cluster.metadata_service_uri, str(size), *pids]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1_800, check=False)
     if done.returncode:
         raise RuntimeError(f"{what} of {size} failed:\n{done.stderr}")
@@ -150,7 +162,7 @@ def _ledgers_of_a_bookie(cluster: LocalCluster, size: int) -> Measured:
 
 
 def _open_ledgers(cluster: LocalCluster, size: int) -> Measured:
-    return _in_fresh_process("open_ledgers", cluster.metadata_service_uri, size)
+    return _in_fresh_process("open_ledgers", cluster, size)
 
 
 def _logs(cluster: LocalCluster, size: int) -> Measured:
@@ -164,17 +176,17 @@ def _logs(cluster: LocalCluster, size: int) -> Measured:
             part = LedgerRange(ledger_id, 0, 9, 10, 1_000)
             message = CommitMessage(log.log_id, "writer", "run", "query", 0, 0, (part,))
             log.commit(CommitRequest(log.log_id, "writer", "run", "query", 0, (message,)))
-    return _in_fresh_process("logs", cluster.metadata_service_uri, size)
+    return _in_fresh_process("logs", cluster, size)
 
 
 def _tasks_of_a_commit(cluster: LocalCluster, size: int) -> Measured:
-    return _in_fresh_process("tasks_of_a_commit", cluster.metadata_service_uri, size)
+    return _in_fresh_process("tasks_of_a_commit", cluster, size)
 
 
 def _znodes(cluster: LocalCluster, size: int) -> Measured:
     with BlockingClient(cluster.metadata_service_uri) as client:
         write_metadata(client, size)
-    return _in_fresh_process("znodes", cluster.metadata_service_uri, size)
+    return _in_fresh_process("znodes", cluster, size)
 
 
 #: How each subject is measured, and the smallest size.

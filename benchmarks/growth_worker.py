@@ -1,4 +1,4 @@
-"""The work of ``growth`` in a fresh process: ``python -m benchmarks.growth_worker WHAT URI SIZE``.
+"""The work of ``growth`` in a fresh process: ``python -m benchmarks.growth_worker WHAT URI SIZE [PID_OF_A_BOOKIE...]``.
 
 Prints one JSON object: for each figure what :class:`Taken` has, in its order.
 """
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
-from benchmarks.processes import peak_resident_mib
+from benchmarks.processes import cpu_seconds, peak_resident_mib
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import Client
 from bk_spark.bookie.writing.write_handle import WriteHandle
@@ -48,6 +48,8 @@ class Taken(NamedTuple):
     peak_mib: float
     #: Processor seconds, among the others, in which Python searched for garbage.
     collector_s: float = 0.0
+    #: Processor seconds of the bookies meanwhile, with what they flush in the background.
+    bookies_cpu_s: float = 0.0
 
 
 class _Collector:
@@ -66,19 +68,26 @@ class _Collector:
 
 
 _collector = _Collector()
+_bookies: list[int] = []
 _measured: dict[str, Taken] = {}
 
 
 @contextmanager
 def _measure(name: str) -> Iterator[None]:
     began, cpu, collected = time.perf_counter(), time.process_time(), _collector.cpu_s
+    at_bookies = _cpu_of_bookies()
     yield
     _measured[name] = Taken(
         time.perf_counter() - began,
         time.process_time() - cpu,
         peak_resident_mib(os.getpid()),
         _collector.cpu_s - collected,
+        _cpu_of_bookies() - at_bookies,
     )
+
+
+def _cpu_of_bookies() -> float:
+    return sum(cpu_seconds(pid) for pid in _bookies)
 
 
 async def side_by_side(items: Sequence[_A], work: Callable[[_A], Awaitable[_T]]) -> list[_T]:
@@ -186,7 +195,8 @@ def znodes(uri: str, size: int) -> None:
 
 
 if __name__ == "__main__":
-    what, uri, size = sys.argv[1:]
+    what, uri, size, *pids = sys.argv[1:]
+    _bookies += map(int, pids)
     {"open_ledgers": open_ledgers, "logs": logs, "tasks_of_a_commit": tasks_of_a_commit, "znodes": znodes}[what](
         uri, int(size)
     )

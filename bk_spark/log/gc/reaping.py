@@ -32,7 +32,7 @@ from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, Transact
 #: Limit for the names in one transaction. A request to ZooKeeper must stay below 1 MiB.
 _MAX_NAME_BYTES: Final = 256 * 1024
 _OPERATION_BYTES: Final = 128
-_MAX_LEDGERS_AT_ONCE: Final = 256
+_MAX_LEDGERS_AT_ONCE: Final = 64
 
 
 def ledger_ids_of(names: Iterable[str]) -> Int64s:

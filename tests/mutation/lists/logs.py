@@ -15,6 +15,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_log_commit.py::test_segments_without_their_commit_are_refused_where_commits_are_recorded",),
     ),
     Mutation(
+        "A transaction of the reaper changes few ledgers, so that commits wait little.",
+        "bk_spark/log/gc/reaping.py",
+        "_MAX_LEDGERS_AT_ONCE: Final = 64",
+        "_MAX_LEDGERS_AT_ONCE: Final = 256",
+        ("tests/unit/test_log_reaper.py::test_many_registrations_are_paged_through_in_bounded_steps",),
+    ),
+    Mutation(
         "A version of the schema is written over the settings that were read.",
         "bk_spark/log/core/schema_growth.py",
         "write = SetOp(paths.settings, data, znode.version)",
