@@ -13,17 +13,15 @@ from bk_spark.bookie.same_docs import documented_as
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.append import head_of
 from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
-from bk_spark.log.core.applications import check_run
 from bk_spark.log.core.changes import Change
 from bk_spark.log.core.plan import CommitResult
-from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import LedgerRegistrar, Steps
 from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.core.takeover import commit_steps
 from bk_spark.log.formats.message import CommitRequest
-from bk_spark.log.formats.names import LogPaths, app_key
+from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
-from bk_spark.log.formats.znodes import Application, Policy, decode_application
+from bk_spark.log.formats.znodes import Application, Policy
 from bk_spark.log.gc.maintenance import MaintenanceReport
 from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import OnReapProgress
@@ -31,16 +29,16 @@ from bk_spark.log.history.commits import Commit
 from bk_spark.log.ledgers import LogLedgers
 from bk_spark.log.past import LogPast
 from bk_spark.log.reader import LogReader
+from bk_spark.log.runs import LogRuns
 from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.operations import CommitName, LogTables
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.errors import InvalidArgumentError, LedgerRefusedError, LogReplacedError
-from bk_spark.protocol.metadata.znodes import TransactionConflictError, Znode
+from bk_spark.protocol.metadata.znodes import Znode
 
 _LOG: Final = logging.getLogger(__name__)
 _TOKEN_BYTES: Final = 16
-_CREATE_ATTEMPTS: Final = 5
 
 _T = TypeVar("_T")
 
@@ -68,6 +66,7 @@ class Log(LogTables):
         self._now_ms = now_ms
         self._pages = self._log.pages
         self._past = LogPast(self._log)
+        self._runs = LogRuns(self._log)
         self._upkeep = LogUpkeep(self._log)
 
     def __repr__(self) -> str:
@@ -330,110 +329,22 @@ class Log(LogTables):
         """
         return LogReader(self._log)
 
+    @documented_as(LogRuns.ledger_registrar)
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
-        """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.
+        return self._runs.ledger_registrar(app, run)
 
-        For who creates ledgers without :meth:`create_ledger`. A ledger is registered in the transaction that creates
-        its metadata, so neither exists without the other. The transaction is refused if the log was deleted or
-        replaced, or if the run had no ledgers and a reaper removed its znode meanwhile.
-
-        Parameters
-        ----------
-        app
-            The name of the application.
-        run
-            The id of the run.
-
-        Returns
-        -------
-        callable
-            Takes a ledger id and returns operations for that transaction. It does no I/O.
-        """
-        run_path = self._paths.run(app, run)
-        if self._zk.exists(run_path) is None:
-            self.change(MakeZnodes(self._paths, self._paths.runs_at(app_key(app)), run_path))
-        return registrar(self._paths, run_path)
-
+    @documented_as(LogRuns.create_ledger)
     def create_ledger(self, app: str, run: str) -> BlockingWriter:
-        """Create a ledger for a run, and register it in the same transaction.
+        return self._runs.create_ledger(app, run)
 
-        Parameters
-        ----------
-        app
-            The name of the application.
-        run
-            The id of the run.
-
-        Returns
-        -------
-        BlockingWriter
-            The writer of the new ledger.
-
-        Raises
-        ------
-        NoSuchLogError, LogReplacedError
-            If the log was deleted.
-        """
-        attempts = _CREATE_ATTEMPTS
-        while True:
-            try:
-                return self.ledgers.create(self.ledger_registrar(app, run))
-            except TransactionConflictError:
-                # A reaper has removed the run's znode, which had no ledgers yet, or the log was deleted.
-                attempts -= 1
-                if not attempts:
-                    raise
-
+    @documented_as(LogRuns.run_ledgers)
     def run_ledgers(self, app: str, run: str) -> list[int]:
-        """List the ledgers registered for a run.
+        return self._runs.run_ledgers(app, run)
 
-        Parameters
-        ----------
-        app
-            The name of the application.
-        run
-            The id of the run.
-
-        Returns
-        -------
-        list of int
-            Their ids, newest first.
-        """
-        names = self._zk.children(self._paths.run(app, run)) or []
-        return sorted(map(int, names), reverse=True)
-
+    @documented_as(LogRuns.application)
     def application(self, app: str) -> Application | None:
-        """Read what an application has committed.
+        return self._runs.application(app)
 
-        Parameters
-        ----------
-        app
-            The name of the application.
-
-        Returns
-        -------
-        Application or None
-            Its last batch and its runs. None if it has committed nothing, or its record was removed.
-        """
-        self._zk.sync(self._paths.head)
-        self._pages.head()
-        path = self._paths.app(app)
-        znode = self._pages.get(path)
-        return None if znode is None else decode_application(znode.data, path)
-
+    @documented_as(LogRuns.check_run)
     def check_run(self, app: str, run: str) -> None:
-        """Check that a run may still commit. Used by tasks whose ledger was fenced.
-
-        Parameters
-        ----------
-        app
-            The name of the application.
-        run
-            The id of the run.
-
-        Raises
-        ------
-        RunRetiredError
-            If another run took over.
-        """
-        check_run(self.application(app), run, self.name)
+        self._runs.check_run(app, run)

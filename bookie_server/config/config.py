@@ -12,8 +12,7 @@ from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.settings.kinds import BOOLEAN, MAX_LONG, TEXT, fraction, whole
 from bk_spark.settings.setting import Setting, declare, key, settings_of
-from bookie_server.config.access import AccessConfig
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CollectionConfig
 from bookie_server.config.conf_file import DIRECTORIES
 from bookie_server.config.config_keys import ALWAYS_SO, FIXED_VALUES, OTHER_KEYS, PAGE_BYTES
 
@@ -23,7 +22,7 @@ _DEFAULT_INDEX_CACHE_BYTES: Final = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
-class BookieConfig(AccessConfig):
+class BookieConfig(CollectionConfig):
     """The configuration of a bookie. Directories are without ``current``; sizes are in bytes, times in ms.
 
     The first four fields are derived from several keys. Each other field is one key, but ``given``: the texts of the
@@ -244,98 +243,6 @@ class BookieConfig(AccessConfig):
     )
     descriptor_limit: int = key("openFileLimit", "20000", whole(16, 1 << 24), "Ledger descriptors in memory.")
 
-    # --- garbage collection and compaction
-    gc_interval_ms: int = key(
-        "gcWaitTime", "600000", whole(10, MAX_LONG), "Time between two collections of deleted ledgers, ms."
-    )
-    gc_over_replicated_interval_ms: int = key(
-        "gcOverreplicatedLedgerWaitTime",
-        "86400000",
-        whole(most=MAX_LONG, off=0),
-        "Time between two searches for over-replicated ledgers, ms. 0: never.",
-    )
-    gc_metadata_operations_per_s: int = key(
-        "gcMetadataOpRateLimit", "1000", whole(1), "Reads of metadata per second during a collection."
-    )
-    gc_brake_share: float = key(
-        "gcBrakeShare",
-        "0.5",
-        fraction(),
-        "A collection that would delete more than this share of all ledgers stops and waits for an operator "
-        "(docs/metrics.md). 1: never.",
-    )
-    gc_brake_ledgers: int = key(
-        "gcBrakeLedgers",
-        "100",
-        whole(most=MAX_LONG),
-        "The share does not stop a collection of up to this many ledgers.",
-    )
-    gc_brake_ids_not_given: bool = key(
-        "gcBrakeIdsNotGiven",
-        "true",
-        BOOLEAN,
-        "A collection that would delete a ledger whose id ZooKeeper's counter has not given stops and waits for an "
-        "operator (docs/metrics.md). Set false where clients choose ids and also let ZooKeeper give some.",
-    )
-    minor_compaction_interval_ms: int = key(
-        "minorCompactionInterval", "3600", whole(unit=1000, off=0), "Time between two minor compactions, s. 0: never."
-    )
-    minor_compaction_threshold: float = key(
-        "minorCompactionThreshold",
-        "0.2",
-        fraction(off=0.0),
-        "Minor compaction takes entry logs whose share of live bytes is below this. 0: none.",
-    )
-    minor_compaction_max_ms: int = key(
-        "minorCompactionMaxTimeMillis",
-        "0",
-        whole(most=MAX_LONG, off=0),
-        "Time limit of a minor compaction, ms. 0: none.",
-    )
-    major_compaction_interval_ms: int = key(
-        "majorCompactionInterval", "86400", whole(unit=1000, off=0), "Time between two major compactions, s. 0: never."
-    )
-    major_compaction_threshold: float = key(
-        "majorCompactionThreshold",
-        "0.8",
-        fraction(off=0.0),
-        "Major compaction takes entry logs whose share of live bytes is below this. 0: none.",
-    )
-    major_compaction_max_ms: int = key(
-        "majorCompactionMaxTimeMillis",
-        "0",
-        whole(most=MAX_LONG, off=0),
-        "Time limit of a major compaction, ms. 0: none.",
-    )
-    compaction_entries_per_s: int = key(
-        "compactionRateByEntries",
-        "1000",
-        whole(1),
-        "Entries that compaction copies per second.",
-        other_name="compactionRate",
-    )
-    compaction_bytes_per_s: int = key(
-        "compactionRateByBytes", "1000000", whole(1), "Bytes that compaction copies per second."
-    )
-    compaction_throttle_by_bytes: bool = key(
-        "isThrottleByBytes", "false", BOOLEAN, "Limit compaction by bytes instead of entries."
-    )
-    force_allow_compaction: bool = key(
-        "forceAllowCompaction", "false", BOOLEAN, "Let an operator start a compaction whose interval is 0."
-    )
-    force_gc_when_no_space: bool = key(
-        "isForceGCAllowWhenNoSpace",
-        "false",
-        BOOLEAN,
-        "An almost full disk starts a collection instead of suspending compaction.",
-    )
-    gc_use_target_log_size: bool = key(
-        "useTargetEntryLogSizeForGc",
-        "false",
-        BOOLEAN,
-        "Measure the share of live bytes of an entry log against `logSizeLimit` if the log is smaller.",
-    )
-
     # --- disks and read-only mode
     disk_check_interval_ms: int = key(
         "diskCheckInterval", "10000", whole(10, 3_600_000), "Time between two checks of the disks, ms."
@@ -398,18 +305,6 @@ class BookieConfig(AccessConfig):
         BOOLEAN,
         "Keep the mode in `BOOKIE_STATUS`, so that an operator's choice outlives a restart.",
     )
-
-    @property
-    def minor_compaction(self) -> CompactionSettings:
-        return CompactionSettings(
-            self.minor_compaction_interval_ms, self.minor_compaction_threshold, self.minor_compaction_max_ms
-        )
-
-    @property
-    def major_compaction(self) -> CompactionSettings:
-        return CompactionSettings(
-            self.major_compaction_interval_ms, self.major_compaction_threshold, self.major_compaction_max_ms
-        )
 
 
 #: Every setting that is one key, by the name of its field.

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CompactionSettings
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc.collected_storage import CollectedStorage, RunBlocking
 from bookie_server.gc.collector_status import EntryLogStatus, EntryLogTotals, GarbageCollectorCounters

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CompactionSettings
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
 from bookie_server.gc.collected_storage import CollectedStorage

@@ -34,7 +34,7 @@ from bookie_server.storage.flush_loop import FlushLoop
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.group_timing import JournalGroupStats
-from bookie_server.storage.journal.journal_group import Append, DoneCallback, JournalGroup
+from bookie_server.storage.journal.journal_writer import Append, DoneCallback, JournalGroup
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
@@ -244,7 +244,7 @@ class LedgerStorage:
             group.add_append(Append(records, parts), large=large)
             group.done.append(done)
 
-        self.journals.add(parts[0][0].ledger_id, fill)
+        self.journals.of(parts[0][0].ledger_id).add(fill)
 
     def _append_to_several(
         self, records: Records, parts_of: list[list[tuple[LedgerDescriptor, LedgerPart]]], done: DoneCallback
@@ -280,7 +280,7 @@ class LedgerStorage:
             if undo is not None:
                 group.undo.append(undo)
 
-        return self.journals.add(descriptor.ledger_id, fill)
+        return self.journals.of(descriptor.ledger_id).add(fill)
 
     def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> None:
         """Call ``done(ok)`` once everything appended before (to the ledger's journal, if one is given) is decided; at

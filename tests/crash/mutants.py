@@ -25,8 +25,7 @@ from bookie_server.storage.index import index
 from bookie_server.storage.index.index import IndexFiles
 from bookie_server.storage.journal import journal, journal_writer
 from bookie_server.storage.journal.group_commit import GroupCommit
-from bookie_server.storage.journal.journal_group import JournalGroup
-from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.journal_writer import JournalGroup, JournalWriter
 from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_storage import LedgerStorage

@@ -18,7 +18,7 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CompactionSettings
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc import compaction
 from bookie_server.gc.entry_log_collection import EntryLogCollection

@@ -20,6 +20,7 @@ from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import COMMIT_TIME_LAG_MS
 from bk_spark.log.formats.znodes import LedgerRegistration, Policy, decode_head, encode_registration
 from bk_spark.log.gc.deletion import BeginDeletion
+from bk_spark.log.runs import LogRuns
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -387,18 +388,18 @@ def _performed(client: BlockingClient, action: Action) -> Event:
 
 def test_a_ledger_is_created_though_the_run_s_empty_znode_is_removed_in_between(log: Log) -> None:
     """By a reaper, after the znode was found and before the ledger is created."""
-    prepare = log.ledger_registrar
+    prepare = LogRuns.ledger_registrar
     attempts = 0
 
-    def removed_since(app: str, run: str) -> LedgerRegistrar:
+    def removed_since(runs: LogRuns, app: str, run: str) -> LedgerRegistrar:
         nonlocal attempts
         attempts += 1
-        registrar = prepare(app, run)
+        registrar = prepare(runs, app, run)
         if attempts < 3:
             log.zookeeper.delete(log.paths.run(app, run))
         return registrar
 
-    with patch.object(log, "ledger_registrar", removed_since):
+    with patch.object(LogRuns, "ledger_registrar", removed_since):
         writer = log.create_ledger("app", "run")
     assert attempts == 3
     assert log.run_ledgers("app", "run") == [writer.ledger_id]
@@ -406,11 +407,11 @@ def test_a_ledger_is_created_though_the_run_s_empty_znode_is_removed_in_between(
 
 
 def test_no_ledger_is_created_for_a_run_whose_znode_is_always_removed(log: Log) -> None:
-    def without_znode(app: str, run: str) -> LedgerRegistrar:
+    def without_znode(runs: LogRuns, app: str, run: str) -> LedgerRegistrar:
         return registrar_at(log.paths, log.paths.run(app, run))
 
     with (
-        patch.object(log, "ledger_registrar", without_znode),
+        patch.object(LogRuns, "ledger_registrar", without_znode),
         pytest.raises(TransactionConflictError, match="NoNodeError"),
     ):
         log.create_ledger("app", "run")

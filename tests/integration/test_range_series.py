@@ -73,13 +73,13 @@ def test_tiny_ranges_of_a_few_ledgers_are_read_together(
 ) -> None:
     """As a log of micro-batches has them: 600 batches of one entry from each of 8 tasks, some repeated."""
     reads: list[tuple[int, int]] = []
-    read_blocks = ReadHandle.read_blocks
+    known_blocks = ReadHandle.known_blocks
 
-    def counted(self: ReadHandle, first: int, last: int, **options: bool) -> AsyncGenerator[EntryBlock, None]:
+    def counted(self: ReadHandle, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
         reads.append((first, last))
-        return read_blocks(self, first, last, **options)
+        return known_blocks(self, first, last)
 
-    monkeypatch.setattr(ReadHandle, "read_blocks", counted)
+    monkeypatch.setattr(ReadHandle, "known_blocks", counted)
     rng = random.Random(2)
     batches, tasks = 600, 8
     written: list[list[bytes]] = [[] for _ in range(tasks)]

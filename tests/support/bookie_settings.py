@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CompactionSettings
 from bookie_server.config.config import BookieConfig
 
 OFF = CompactionSettings(0, 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CompactionSettings
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc import compaction
 from bookie_server.gc.collector_status import GarbageCollectorCounters

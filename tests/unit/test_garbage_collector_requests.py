@@ -16,7 +16,7 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
-from bookie_server.config.compaction import CompactionSettings
+from bookie_server.config.collection import CompactionSettings
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, OPERATOR, CollectionRefusedError, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from tests.support.bookie_settings import bookie_config, major, minor

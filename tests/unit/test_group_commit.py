@@ -21,8 +21,8 @@ from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
-from bookie_server.storage.journal.journal_group import JournalGroup
 from bookie_server.storage.journal.journal_reader import JournalReader
+from bookie_server.storage.journal.journal_writer import JournalGroup
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
@@ -79,7 +79,7 @@ class Running:
             group.add_journal(record(ledger_id, entry_id, size))
             group.done.append(outcome.set_result)
 
-        self.journals.add(ledger_id, fill)
+        self.journals.of(ledger_id).add(fill)
         return outcome
 
     async def reached(self, block: Any) -> None:
@@ -362,14 +362,14 @@ async def test_promises_are_undone_newest_first_and_before_any_answer(tmp_path: 
 
     async with running(config(tmp_path), Told()) as here:
         block = disk.block("pwritev")
-        here.journals.add(1, promise("a"))
+        here.journals.of(1).add(promise("a"))
         await here.reached(block)
-        here.journals.add(1, promise("b"))
-        here.journals.add(1, promise("c"))
+        here.journals.of(1).add(promise("b"))
+        here.journals.of(1).add(promise("c"))
         block.release(errno.EIO)
         assert await here.barrier() is False
         assert told == ["undo c", "undo b", "undo a", "a False", "b False", "c False"]
-        here.journals.add(1, promise("d"))
+        here.journals.of(1).add(promise("d"))
         assert await here.barrier() is True
         assert told[6:] == ["d True"]
 
@@ -384,7 +384,7 @@ async def test_an_add_from_within_the_answer_to_a_failed_one_is_tried(tmp_path: 
             group.done.append(lambda ok: here.submit(7, 5).add_done_callback(lambda f: again.set_result(f.result())))
 
         disk.fail("pwritev", times=1)
-        here.journals.add(7, fill)
+        here.journals.of(7).add(fill)
         assert await again
     assert entries(tmp_path) == [(7, 5)]
 
@@ -585,8 +585,8 @@ async def test_a_group_that_cannot_be_applied_holds_the_mark_for_good(tmp_path: 
             failing.set_result(ok)
             raise OSError(errno.EIO, "the index cannot be read")
 
-        here.journals.add(1, lambda group: group.done.append(fail))
-        here.journals.add(1, lambda group: group.add_journal(record(1, 1)))
+        here.journals.of(1).add(lambda group: group.done.append(fail))
+        here.journals.of(1).add(lambda group: group.add_journal(record(1, 1)))
         await failing
         assert not await here.submit(1, 2)
         assert here.journals.durable_marks() == marks

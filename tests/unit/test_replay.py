@@ -20,8 +20,7 @@ from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.index.index import MAX_KEY_AND_LAC_BYTES, IndexHeader
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import JournalEnd
-from bookie_server.storage.journal.journal_group import JournalGroup
-from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.journal_writer import JournalGroup, JournalWriter
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.journal.replay import replay_journals
@@ -400,7 +399,7 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
                 group.add_journal(record(entry))
                 group.done.append(done.set_result)
 
-            journals.add(1, fill)
+            journals.of(1).add(fill)
             assert await through
             applied[1, 100 * round_number + i] = entry
             if i % 7 == 0:
@@ -466,7 +465,7 @@ async def test_a_torn_write_is_never_followed_by_another_journal(
 
             if i % 3 == 1:
                 disk.fill_disk(37 * i)
-            journals.add(1, fill)
+            journals.of(1).add(fill)
             if await through:
                 answered.append((1, 20 * start + i))
             disk.heal()

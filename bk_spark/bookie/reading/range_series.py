@@ -114,4 +114,4 @@ class _WindowRead:
 
     async def _blocks(self, span: Span) -> AsyncGenerator[EntryBlock, None]:
         handle = await self._open(span.ledger_id)
-        return handle.read_blocks(span.first, span.last, known_to_exist=True)
+        return handle.known_blocks(span.first, span.last)

@@ -98,6 +98,10 @@ class ReadHandle:
             async for block in blocks:
                 yield block
 
+    def known_blocks(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
+        """:meth:`read_blocks` with ``known_to_exist``. On the event loop only: it begins to read at once."""
+        return self._blocks(first, last)
+
     async def read_unconfirmed(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
         """Read entries that may not exist. Recovery may still remove the returned entries of an open ledger.
 

@@ -30,11 +30,9 @@ from typing import Final
 
 from bookie_server.config.config import BookieConfig
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
-from bookie_server.storage.files import Buffer, SyncFailedError, may_pass
+from bookie_server.storage.files import SyncFailedError, may_pass
 from bookie_server.storage.journal.group_timing import FlushReason, JournalGroupStats, JournalGroupTiming
-from bookie_server.storage.journal.journal_group import DoneCallback, JournalGroup
-from bookie_server.storage.journal.journal_writer import JournalWriter
-from bookie_server.storage.journal.located_record import located_record
+from bookie_server.storage.journal.journal_writer import DoneCallback, JournalGroup, JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
 
 _LOG: Final = logging.getLogger(__name__)
@@ -332,8 +330,7 @@ class GroupCommit:
             if group.probes:
                 self._writer.reserve()
             if group.journal or group.probes:
-                buffers, size_bytes = self._without_large(group)
-                group.mark = self._writer.write(buffers, size_bytes)
+                size_bytes = self._writer.write_group(group, self._arrival_log)
             written = time.monotonic()
             if self._config.journal_sync_data or group.must_sync or group.probes or written >= self._sync_due_at():
                 self._writer.sync()
@@ -355,30 +352,6 @@ class GroupCommit:
             ok=error is None,
         )
         self._report(self._through, group, error, self._writer.synced, stats)
-
-    def _without_large(self, group: JournalGroup) -> tuple[list[Buffer], int]:
-        """What the journal gets of a group, and its size: of large entries only where they are, if an entry log takes
-        them. They are durable there before the journal says so. Raises SyncFailedError."""
-        buffers, size_bytes = group.journal, group.journal_bytes
-        if not group.large:
-            return buffers, size_bytes
-        try:
-            self._writer.begin_to_locate()
-            located = self._arrival_log.append_records([append.records for _, append in group.large])
-        except OSError as error:
-            group.left_logs = self._arrival_log.take_left()
-            if not may_pass(error):
-                raise
-            _LOG.warning("large entries cannot be written to an entry log, and go to the journal: %s", error)
-            return buffers, size_bytes
-        group.left_logs = self._arrival_log.take_left()
-        buffers = list(buffers)
-        for (at, append), locations in zip(group.large, located, strict=True):
-            append.locations = locations
-            record = located_record(append.records, locations)
-            size_bytes += len(record) - len(buffers[at])
-            buffers[at] = record
-        return buffers, size_bytes
 
     def _note_failure(self, error: Exception) -> None:
         if may_pass(error):

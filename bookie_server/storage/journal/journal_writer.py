@@ -1,5 +1,8 @@
 """Writing a journal: one sealed group of records at a time, with a new file at the size limit. Format: journal.py.
 
+A group holds the records that are written and synced together (group_commit.py). Of a large entry the journal gets only
+where it is, if an entry log takes it.
+
 Only the journal's thread uses the writer, except :attr:`JournalWriter.unsynced`, and :meth:`JournalWriter.open` before
 the thread runs.
 
@@ -10,19 +13,86 @@ and no later file ever follows a torn group. A new file that cannot be started i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
 from bookie_server.storage.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
+from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.files import Buffer
 from bookie_server.storage.journal import journal
+from bookie_server.storage.journal.located_record import located_record
 from bookie_server.storage.journal.log_mark import LogMark
+from bookie_server.storage.ledger_descriptors import LedgerDescriptor
+from bookie_server.storage.records import LedgerPart, Records
 
+_LOG: Final = logging.getLogger(__name__)
 #: Synced bytes are dropped from the page cache in steps of this size: a growing journal is never read back.
 _DROP_STEP_BYTES: Final = 16 * 1024 * 1024
+
+
+#: Called in the event loop when a group is decided; True if it is durable.
+DoneCallback = Callable[[bool], None]
+
+
+@dataclass(slots=True)
+class Append:
+    """Records that become readable once their group is durable. ``locations``: where they are in an entry log; None if
+    their bytes are in the journal."""
+
+    records: Records
+    parts: list[tuple[LedgerDescriptor, LedgerPart]]
+    locations: Int64s | None = None
+
+
+@dataclass(slots=True, eq=False)
+class JournalGroup:
+    """Records that a journal writes and syncs together. Filled in the event loop, inside :meth:`GroupCommit.add`.
+
+    ``large``: appends that go to an entry log if possible, and where in ``journal`` their bytes are.
+    ``left_logs``: entry logs that got large entries of this group or earlier ones, and will get no more.
+    ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
+    ``mark``: the position after the group, once it is written.
+    """
+
+    journal: list[Buffer] = field(default_factory=list)
+    journal_bytes: int = 0
+    entries: int = 0
+    appends: list[Append] = field(default_factory=list)
+    large: list[tuple[int, Append]] = field(default_factory=list)
+    left_logs: list[int] = field(default_factory=list)
+    keys: list[LedgerDescriptor] = field(default_factory=list)
+    done: list[DoneCallback] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    mark: LogMark | None = None
+    since: float = 0.0
+    must_sync: bool = False
+    probes: bool = False
+
+    def add_journal(self, record: Buffer, entries: int = 1) -> None:
+        """Append one record, or ``entries`` consecutive ones, to the journal."""
+        self.journal.append(record)
+        self.journal_bytes += len(record)
+        self.entries += entries
+
+    def add_append(self, append: Append, *, large: bool) -> None:
+        """Append records that become readable; ``large`` ones without their bytes, if possible."""
+        if large:
+            self.large.append((len(self.journal), append))
+        self.add_journal(append.records.data, len(append.records))
+        self.appends.append(append)
+
+    def add_key(self, descriptor: LedgerDescriptor) -> None:
+        """Append the ledger's master key record unless the journal already has it."""
+        if not descriptor.key_journaled:
+            self.add_journal(journal.master_key_record(descriptor.ledger_id, descriptor.master_key))
+            descriptor.key_journaled = True
+            self.keys.append(descriptor)
 
 
 class JournalWriter:
@@ -118,6 +188,35 @@ class JournalWriter:
         self._position = end
         self.unsynced = True
         return LogMark(self._journal_id, end)
+
+    def write_group(self, group: JournalGroup, arrival_log: ArrivalLog) -> int:
+        """:meth:`write` a group, its large entries to ``arrival_log`` if possible. They are durable there before the
+        journal says so. Return the group's bytes here, and set its ``mark``. Raises as :meth:`write`."""
+        buffers, size_bytes = self._without_large(group, arrival_log)
+        group.mark = self.write(buffers, size_bytes)
+        return size_bytes
+
+    def _without_large(self, group: JournalGroup, arrival_log: ArrivalLog) -> tuple[list[Buffer], int]:
+        buffers, size_bytes = group.journal, group.journal_bytes
+        if not group.large:
+            return buffers, size_bytes
+        try:
+            self.begin_to_locate()
+            located = arrival_log.append_records([append.records for _, append in group.large])
+        except OSError as error:
+            group.left_logs = arrival_log.take_left()
+            if not files.may_pass(error):
+                raise
+            _LOG.warning("large entries cannot be written to an entry log, and go to the journal: %s", error)
+            return buffers, size_bytes
+        group.left_logs = arrival_log.take_left()
+        buffers = list(buffers)
+        for (at, append), locations in zip(group.large, located, strict=True):
+            append.locations = locations
+            record = located_record(append.records, locations)
+            size_bytes += len(record) - len(buffers[at])
+            buffers[at] = record
+        return buffers, size_bytes
 
     def begin_to_locate(self) -> None:
         """Make sure that the next group may have records of entries in entry logs: they are not put into a file that

@@ -21,8 +21,7 @@ from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import FinishedCallback, GroupCommit
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd
-from bookie_server.storage.journal.journal_group import DoneCallback, JournalGroup
-from bookie_server.storage.journal.journal_writer import JournalWriter
+from bookie_server.storage.journal.journal_writer import DoneCallback, JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark
 
 _LOG: Final = logging.getLogger(__name__)
@@ -124,15 +123,15 @@ class Journals:
         """The number of the ledger's journal."""
         return ledger_id % len(self._commits)
 
-    def add(self, ledger_id: int, fill: Callable[[JournalGroup], None]) -> JournalGroup:
-        """Let ``fill`` add to the pending group of the ledger's journal. Return that group."""
-        return self._commits[ledger_id % len(self._commits)].add(fill)
+    def of(self, ledger_id: int) -> GroupCommit:
+        """The ledger's journal."""
+        return self._commits[ledger_id % len(self._commits)]
 
     def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> bool:
         """Call ``done(ok)`` once everything added so far to the ledger's journal (None: to all) is decided and synced,
         even with ``sync_data`` off. Return False, without a call, if that is already so."""
         if ledger_id is not None:
-            return self._commits[ledger_id % len(self._commits)].barrier(done)
+            return self.of(ledger_id).barrier(done)
         return _all_of([commit.barrier for commit in self._commits], done)
 
     def sync_written(self, done: DoneCallback) -> bool:
