@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Bools, Bytes, Int64s
+from bk_spark.protocol.arrays import Bools, Bytes, Int64s, gather
 
 LENGTH_BYTES: Final = 4
 #: A record holds at least a ledger id and an entry id.
@@ -153,13 +153,3 @@ def gather_int32(data: Bytes, starts: Int64s) -> Int64s:
     """Read one big-endian i32 at each of ``starts``, widened."""
     values: Int64s = gather(data, starts, 4).view(">i4").astype(np.int64)
     return values
-
-
-def gather(data: Bytes, starts: Int64s, size_bytes: int) -> npt.NDArray[np.void]:
-    """Copy ``size_bytes`` bytes from each of ``starts``, consecutively. All must lie within ``data``, without gaps.
-
-    Views ``data`` as overlapping items of that size, one at every byte: far cheaper than an index for every byte.
-    """
-    count = max(len(data) - size_bytes + 1, 0)
-    items: npt.NDArray[np.void] = np.ndarray((count,), f"V{size_bytes}", data.data, strides=(1,))
-    return items[starts]

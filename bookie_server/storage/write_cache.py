@@ -18,10 +18,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Bytes, Int64s
+from bk_spark.protocol.arrays import Bytes, Int64s, gather
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, empty_page, set_locations
-from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, gather, gather_int32
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, gather_int32
 
 _EXTENT_BITS: Final = 32
 _EXTENT_MASK: Final = (1 << _EXTENT_BITS) - 1

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Int32s, Int64s
+from bk_spark.protocol.arrays import Int32s, Int64s, gather
 from bk_spark.protocol.codes import V2, Code, OpV2
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import Frames
@@ -107,10 +107,9 @@ def _same_adds(frames: Frames) -> AddAnswers | None:
     if int(starts[-1] - starts[0]) == (len(starts) - 1) * (ANSWER_BYTES + 4):
         first = int(starts[0]) - 4
         table = data[first : first + len(starts) * (ANSWER_BYTES + 4)].reshape(len(starts), -1)
-        rows = np.ascontiguousarray(table[:, 4:])
+        answers = np.ascontiguousarray(table[:, 4:]).view(_ANSWER_DTYPE)[:, 0]
     else:
-        rows = data[starts[:, None] + np.arange(ANSWER_BYTES)]
-    answers = rows.view(_ANSWER_DTYPE)[:, 0]
+        answers = gather(data, starts, ANSWER_BYTES).view(_ANSWER_DTYPE)
     headers = answers["header"]
     if (headers >> 24 != V2).any() or (headers >> 16 & 0xFF != _ADD).any():
         return None

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import gather
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
@@ -59,7 +60,7 @@ def parse_answers(frames: Frames) -> Iterator[AnswerV3]:
         part = Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
         size = int(frames.lengths[first])
         if last - first >= _VECTOR_MIN and size <= _VECTOR_MAX_BYTES:
-            yield from _parse_equal(data[part.starts[:, None] + np.arange(size)])
+            yield from _parse_equal(gather(data, part.starts, size).view(np.uint8).reshape(-1, size))
         else:
             yield from _parse_each(part)
 

@@ -39,7 +39,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Bytes, Int32s, Int64s
+from bk_spark.protocol.arrays import Bytes, Int32s, Int64s, gather
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, V2, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
@@ -68,7 +68,10 @@ ANSWER_DTYPE: Final = np.dtype(
 )
 ANSWER_BYTES: Final = 24
 _READ_REQUEST_DTYPE: Final = np.dtype([("frame", ">u4"), ("header", ">u4"), ("ledger", ">i8"), ("entry", ">i8")])
-_IDS_DTYPE: Final = np.dtype([("ledger", ">i8"), ("entry", ">i8"), ("lac", ">i8")])
+#: What follows the header of an ADD.
+_ADD_HEAD_DTYPE: Final = np.dtype(
+    [("key", "u1", (MASTER_KEY_BYTES,)), ("ledger", ">i8"), ("entry", ">i8"), ("lac", ">i8")]
+)
 
 
 def header_int(op: int, flags: int = 0, version: int = V2) -> int:
@@ -218,18 +221,17 @@ def _parse_adds(version: int, flags: int, frames: Frames) -> Iterator[AddRun]:
         yield AddRun(version, flags, key, ledger_ids, entry_ids, lacs, memoryview(record), numbers[3:])
         return
     data = np.frombuffer(frames.data, np.uint8)
-    keys = _gather(data, frames.starts + 4, MASTER_KEY_BYTES)
-    for first, last in _equal_rows(keys):
-        starts, lengths = frames.starts[first:last], frames.lengths[first:last]
-        ids = _gather(data, starts + _ADD_PREFIX_BYTES, 24).view(_IDS_DTYPE)[:, 0]
-        records, offsets = _records(data, starts, lengths)
+    heads = _gather(data, frames.starts + _HEADER.size, _ADD_HEAD_DTYPE.itemsize)
+    ids = heads.view(_ADD_HEAD_DTYPE)[:, 0]
+    for first, last in _equal_rows(heads[:, :MASTER_KEY_BYTES]):
+        records, offsets = _records(data, frames.starts[first:last], frames.lengths[first:last])
         yield AddRun(
             version,
             flags,
-            keys[first].tobytes(),
-            ids["ledger"].astype(np.int64),
-            ids["entry"].astype(np.int64),
-            ids["lac"].astype(np.int64),
+            heads[first, :MASTER_KEY_BYTES].tobytes(),
+            ids["ledger"][first:last].astype(np.int64),
+            ids["entry"][first:last].astype(np.int64),
+            ids["lac"][first:last].astype(np.int64),
             records,
             offsets,
         )
@@ -240,22 +242,21 @@ def _records(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> tu
     sizes = lengths - _ADD_PREFIX_BYTES
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes + LENGTH_BYTES, out=offsets[1:])
-    out = np.empty(int(offsets[-1]), np.uint8)
     size, stride = int(sizes[0]), int(lengths[0]) + LENGTH_BYTES
     count = len(sizes)
     if int(sizes.min()) == size == int(sizes.max()) and int(starts[-1] - starts[0]) == (count - 1) * stride:
         first = int(starts[0]) - LENGTH_BYTES
-        rows = data[first : first + count * stride].reshape(count, stride)
-        table = out.reshape(count, LENGTH_BYTES + size)
-        table[:, LENGTH_BYTES:] = rows[:, LENGTH_BYTES + _ADD_PREFIX_BYTES :]
+        # The end of the key is copied, too, where the length belongs: one copy of long rows is cheaper than two.
+        table = data[first : first + count * stride].reshape(count, stride)[:, _ADD_PREFIX_BYTES:].copy()
         table[:, :LENGTH_BYTES] = np.frombuffer(_HEADER.pack(size), np.uint8)
-    else:
-        source, target = data.data, out.data
-        pairs = zip(starts.tolist(), sizes.tolist(), offsets.tolist(), strict=False)
-        for start, size, offset in pairs:
-            body = start + _ADD_PREFIX_BYTES
-            _HEADER.pack_into(target, offset, size)
-            target[offset + LENGTH_BYTES : offset + LENGTH_BYTES + size] = source[body : body + size]
+        return table.reshape(-1).data, offsets
+    out = np.empty(int(offsets[-1]), np.uint8)
+    source, target = data.data, out.data
+    pairs = zip(starts.tolist(), sizes.tolist(), offsets.tolist(), strict=False)
+    for start, size, offset in pairs:
+        body = start + _ADD_PREFIX_BYTES
+        _HEADER.pack_into(target, offset, size)
+        target[offset + LENGTH_BYTES : offset + LENGTH_BYTES + size] = source[body : body + size]
     return out.data, offsets
 
 
@@ -276,15 +277,14 @@ def _parse_reads(version: int, flags: int, fencing: bool, frames: Frames) -> Ite
 
 def _gather(data: npt.NDArray[np.uint8], starts: Int64s, size: int) -> npt.NDArray[np.uint8]:
     """Return contiguous rows of ``size`` bytes from each of ``starts``."""
-    if len(starts) == 1:
-        start = int(starts[0])
-        return data[start : start + size].reshape(1, size)
-    rows: npt.NDArray[np.uint8] = data[starts[:, None] + np.arange(size)]
-    return rows
+    return gather(data, starts, size).view(np.uint8).reshape(-1, size)
 
 
 def _equal_rows(rows: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
     """Yield half-open ranges of equal neighbouring rows."""
+    if rows.tobytes() == rows[0].tobytes() * len(rows):
+        yield 0, len(rows)
+        return
     cuts = (np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1).tolist()
     yield from zip([0, *cuts], [*cuts, len(rows)], strict=True)
 
