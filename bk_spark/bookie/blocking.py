@@ -181,9 +181,9 @@ class BlockingClient:
 
     @documented_as(Client.read_series)
     def read_series(
-        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
+        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b"", *, part_bytes: int = 0
     ) -> Generator[Payloads, None, None]:
-        return self._thread.iterate(self._client.read_series(ranges, password))
+        return self._thread.iterate_ahead(self._client.read_series(ranges, password, part_bytes=part_bytes))
 
     @documented_as(Client.recover_and_open)
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:

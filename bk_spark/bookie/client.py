@@ -17,7 +17,7 @@ from bk_spark.bookie.metadata.ledger_store import CreateWith
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.disk_space import disk_space
 from bk_spark.bookie.placement.registry import RegisteredBookie
-from bk_spark.bookie.reading.range_series import RangeSeries
+from bk_spark.bookie.reading.range_series import RangeSeries, together
 from bk_spark.bookie.reading.read_handle import ReadHandle
 from bk_spark.bookie.recover_many import recover_many
 from bk_spark.bookie.same_docs import documented_as
@@ -224,7 +224,7 @@ class Client:
         return await self._started.open_for_reading(ledger_id, password, read_lac=read_lac)
 
     def read_series(
-        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b""
+        self, ranges: EntryRanges | Iterable[EntryRange], password: bytes = b"", *, part_bytes: int = 0
     ) -> AsyncGenerator[Payloads, None]:
         """Read ranges of several ledgers, one after another. The next ranges are read ahead.
 
@@ -234,6 +234,9 @@ class Client:
             The ranges, in order. Their entries must be known to exist.
         password
             The password of all these ledgers.
+        part_bytes
+            Join smaller batches until they have about so many bytes. The first ones are smaller, so that the caller has
+            something to do soon.
 
         Returns
         -------
@@ -252,7 +255,8 @@ class Client:
             If no replica could give an entry.
         """
         columns = ranges if isinstance(ranges, EntryRanges) else EntryRanges.of(ranges)
-        return RangeSeries(lambda ledger_id: self._started.known(ledger_id, password), columns).payloads()
+        series = RangeSeries(lambda ledger_id: self._started.known(ledger_id, password), columns)
+        return together(series.payloads(), part_bytes) if part_bytes else series.payloads()
 
     @documented_as(LedgerHandles.recover_and_open)
     async def recover_and_open(self, ledger_id: int, password: bytes = b"") -> ReadHandle:

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from bk_spark.protocol.errors import LedgerClosedError
 
@@ -35,15 +35,12 @@ class LoopThread:
 
         An interrupt of the caller (KeyboardInterrupt) cancels the work and waits for its end.
         """
-        done: Future[_T] = Future()
-        tasks: list[asyncio.Task[_T]] = []
+        begun: _Begun[_T] = _Begun(self._loop)
         try:
-            self._submit(work, done, tasks)
-            return _wait_for(done)
+            self._submit(work, begun.done, begun.tasks)
+            return _wait_for(begun.done)
         except BaseException:
-            if done.running():
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                wait([done], timeout=_INTERRUPTED_S)
+            begun.give_up()
             raise
 
     async def run_for(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -75,6 +72,20 @@ class LoopThread:
                     return
         finally:
             self.finish(items.aclose())
+
+    def iterate_ahead(self, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
+        """:meth:`iterate` that asks for the next item while the caller works on this one. So neither thread waits for
+        the other at each item."""
+        begun: _Begun[tuple[_T] | None] = _Begun(self._loop)
+        try:
+            self._submit(_next_of(items), begun.done, begun.tasks)
+            while (found := begun.result()) is not None:
+                # Known before it is started, so that whatever interrupts this can end it.
+                begun = _Begun(self._loop)
+                self._submit(_next_of(items), begun.done, begun.tasks)
+                yield found[0]
+        finally:
+            self.finish(_ended(begun.tasks, items))
 
     async def iterate_for(self, items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
         """:meth:`iterate` for a caller on another event loop."""
@@ -140,6 +151,30 @@ class LoopThread:
         self._loop.close()
 
 
+class _Begun(Generic[_T]):
+    """Work of a :class:`LoopThread`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.done: Future[_T] = Future()
+        #: The task, once it has started.
+        self.tasks: list[asyncio.Task[_T]] = []
+
+    def result(self) -> _T:
+        """Wait for the end, and return the result. Raises as :meth:`LoopThread.run`."""
+        try:
+            return _wait_for(self.done)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Cancel the work, unless it has ended, and wait for its end."""
+        if self.done.running():
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self.tasks])
+            wait([self.done], timeout=_INTERRUPTED_S)
+
+
 def _wait_for(done: Future[_T]) -> _T:
     while True:
         try:
@@ -157,6 +192,14 @@ async def _next_of(items: AsyncGenerator[_T, None]) -> tuple[_T] | None:
 
 
 async def _closed(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
+
+
+async def _ended(tasks: list[asyncio.Task[Any]], items: AsyncGenerator[Any, None]) -> None:
+    """Cancel what still asks for an item, and close the iterator."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     await items.aclose()
 
 

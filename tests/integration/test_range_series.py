@@ -39,10 +39,12 @@ def _payloads(parts: Iterator[Payloads]) -> list[bytes]:
     return [bytes(payload) for part in parts for payload in part]
 
 
-def _until_error(client: BlockingClient, ranges: list[EntryRange], password: bytes) -> tuple[list[bytes], Exception]:
+def _until_error(
+    client: BlockingClient, ranges: list[EntryRange], password: bytes, part_bytes: int = 0
+) -> tuple[list[bytes], Exception]:
     found: list[bytes] = []
     try:
-        for part in client.read_series(ranges, password):
+        for part in client.read_series(ranges, password, part_bytes=part_bytes):
             found += map(bytes, part)
     except BookKeeperError as error:
         return found, error
@@ -131,6 +133,22 @@ def test_whoever_has_enough_leaves_nothing_behind(client: BlockingClient) -> Non
         with closing(client.read_series(ranges, PASSWORD)) as lists:
             for _, _blocks in zip(range(taken), lists, strict=False):
                 pass
+
+
+def test_parts_are_joined_until_they_are_large_enough(client: BlockingClient) -> None:
+    written = [b"%d" % number + bytes(30_000) for number in range(200)]
+    whole = EntryRange(_ledger(client, written), 0, 199, 6_000_000)
+    gone = EntryRange(_ledger(client, [b"gone"]), 0, 0, 1)
+    client.delete(gone.ledger_id)
+    for part_bytes in (1, 2_500_000, 1 << 40):
+        found, error = _until_error(client, [whole, gone], PASSWORD, part_bytes)
+        assert isinstance(error, NoSuchLedgerError)
+        assert found == written
+        parts = list(client.read_series([whole], PASSWORD, part_bytes=part_bytes))
+        assert _payloads(iter(parts)) == written
+        # The first ones are smaller: an eighth, a quarter, a half.
+        assert all(part.size_bytes >= part_bytes for part in parts[3:-1])
+        assert all(part.size_bytes >= part_bytes // 8 for part in parts[:-1])
 
 
 def test_what_lies_before_an_error_is_given(client: BlockingClient) -> None:

@@ -48,6 +48,51 @@ def test_results_and_errors(loop: LoopThread) -> None:
         loop.run(fail())
 
 
+def test_items_are_asked_for_while_the_caller_works(loop: LoopThread) -> None:
+    given = [threading.Event() for _ in range(4)]
+    closed = threading.Event()
+
+    async def items() -> AsyncGenerator[int, None]:
+        try:
+            for number, one in enumerate(given):
+                one.set()
+                yield number
+            raise ValueError("so it is")
+        finally:
+            closed.set()
+
+    found = loop.iterate_ahead(items())
+    for number in range(3):
+        assert next(found) == number
+        assert given[number + 1].wait(30)
+    assert next(found) == 3
+    with pytest.raises(ValueError, match="so it is"):
+        next(found)
+    assert closed.is_set()
+    assert list(loop.iterate_ahead(items_of(3))) == [0, 1, 2]
+
+
+async def items_of(count: int) -> AsyncGenerator[int, None]:
+    for number in range(count):
+        yield number
+
+
+def test_who_has_enough_ends_what_was_asked_for_ahead(loop: LoopThread) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def items() -> AsyncGenerator[int, None]:
+        yield 1
+        await forever(started, ended)
+
+    found = loop.iterate_ahead(items())
+    assert next(found) == 1
+    assert started.wait(30)
+    found.close()
+    assert ended.is_set()
+    # Never begun.
+    loop.iterate_ahead(items()).close()
+
+
 def test_work_that_takes_longer_than_a_look_at_signals(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "_SIGNALS_S", 0.01)
 

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Final
 
 from bk_spark.bookie.reading.arrow import taken
 from bk_spark.bookie.reading.read_handle import ReadHandle
@@ -19,7 +20,33 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger.reading.range_windows import SPANS_AT_ONCE, EntryRanges, ReadAhead, Span, Window, Windows
 
+#: The first of joined parts has this fraction of the bytes of later ones.
+_FIRST_PART: Final = 8
+
 OpenLedger = Callable[[int], Awaitable[ReadHandle]]
+
+
+async def together(parts: AsyncGenerator[Payloads, None], part_bytes: int) -> AsyncGenerator[Payloads, None]:
+    """Join neighbouring ``parts`` until they have ``part_bytes``, the first ones less. An error comes after all entries
+    before it."""
+    held: list[Payloads] = []
+    size_bytes, failure = 0, None
+    enough_bytes = part_bytes // _FIRST_PART
+    async with aclosing(parts):
+        try:
+            async for part in parts:
+                held.append(part)
+                size_bytes += part.size_bytes
+                if size_bytes >= enough_bytes:
+                    yield Payloads.joined(held)
+                    held, size_bytes = [], 0
+                    enough_bytes = min(2 * enough_bytes, part_bytes)
+        except BookKeeperError as error:
+            failure = error
+    if held:
+        yield Payloads.joined(held)
+    if failure is not None:
+        raise failure
 
 
 class RangeSeries:

@@ -57,21 +57,26 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     yield from read_pieces(options, split.pieces, rows.of, options.password())
 
 
-def read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode, password: bytes) -> Iterator[pa.RecordBatch]:
+def read_pieces(
+    options: SourceOptions, pieces: Pieces, decode: Decode, password: bytes, part_bytes: int = 0
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows that ``decode`` makes of the entries of ``pieces``, many entries at a time, in order.
 
-    A deleted ledger is what :func:`read_split` says of it.
+    ``decode`` gets entries of about ``part_bytes`` at a time, if that is more than what comes in one answer. A deleted
+    ledger is what :func:`read_split` says of it.
     """
     with counted(options):
-        yield from _read_pieces(options, pieces, decode, password)
+        yield from _read_pieces(options, pieces, decode, password, part_bytes)
 
 
-def _read_pieces(options: SourceOptions, pieces: Pieces, decode: Decode, password: bytes) -> Iterator[pa.RecordBatch]:
+def _read_pieces(
+    options: SourceOptions, pieces: Pieces, decode: Decode, password: bytes, part_bytes: int
+) -> Iterator[pa.RecordBatch]:
     client = client_of(options.metadata_service_uri, options.client)
     while len(pieces):
         sums, reached = pieces.entry_sums, 0
         try:
-            with closing(client.read_series(pieces.entry_ranges, password)) as parts:
+            with closing(client.read_series(pieces.entry_ranges, password, part_bytes=part_bytes)) as parts:
                 for payloads in parts:
                     start, reached = reached, reached + len(payloads)
                     yield from joined(decode(payloads, pieces.part(sums, start, reached)))

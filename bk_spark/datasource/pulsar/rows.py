@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: The largest message, decompressed and joined from its chunks. Brokers accept entries of 5 MiB.
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+#: Entries of so many bytes are decoded together: each call has a fixed cost.
+_DECODED_BYTES: Final = 3 * 1024 * 1024 // 2
 _POSITION: Final = ("__ledgerId", "__entryId", "__batchIndex")
 _TIME: Final = "__publishTime"
 
@@ -73,7 +75,7 @@ def read_topic_split(options: SourceOptions, schema: StructType, split: TopicSpl
             start += piece.entries
 
     password = COMPACTED_PASSWORD if split.is_compacted else options.password()
-    yield from read_pieces(options, split.pieces, decode, password)
+    yield from read_pieces(options, split.pieces, decode, password, _DECODED_BYTES)
 
 
 class _TopicRows:

@@ -33,7 +33,7 @@ from bk_spark.protocol.pulsar.transactions import ID_FIELDS, Position, Transacti
 
 #: A batch has about so many bytes of payload, and so many messages, unless one entry alone has more.
 BATCH_BYTES: Final = 8 * 1024 * 1024
-BATCH_ROWS: Final = 16_384
+BATCH_ROWS: Final = 32_768
 #: One message, without compression. Arrow's offsets have 32 bits, and the metadata lies beside it.
 MAX_MESSAGE_BYTES: Final = 1024 * 1024 * 1024
 

@@ -10,6 +10,7 @@ _PULSAR: Final = "bk_spark/protocol/pulsar"
 _TRAPS: Final = "tests/unit/test_pulsar_traps.py::test_"
 _VALUES: Final = "tests/unit/test_pulsar_values.py::test_"
 _METADATA: Final = "tests/unit/test_pulsar_metadata.py::test_"
+_LAYOUTS: Final = "tests/unit/test_pulsar_layouts.py::test_"
 _CORRUPT: Final = (f"{_TRAPS}a_corrupt_entry_is_one_error_that_names_it",)
 
 MUTATIONS: Final = (
@@ -166,6 +167,34 @@ MUTATIONS: Final = (
         "(counts >= 0) & (counts <= room)",
         "(counts >= 0) & (counts <= room + 1)",
         _CORRUPT,
+    ),
+    Mutation(
+        "Messages whose fields have other lengths are laid out otherwise.",
+        f"{_PULSAR}/messages/layouts.py",
+        r'mask[body_at:at] = b"\xff" * (at - body_at)',
+        "pass",
+        (f"{_LAYOUTS}messages_that_are_nearly_alike",),
+    ),
+    Mutation(
+        "Messages whose numbers have other sizes are laid out otherwise.",
+        f"{_PULSAR}/messages/layouts.py",
+        r'mask[body_at:after] = b"\x80" * (after - body_at)',
+        "pass",
+        (f"{_LAYOUTS}random_messages",),
+    ),
+    Mutation(
+        "Only messages of one size are compared: others may end before what is read.",
+        f"{_PULSAR}/messages/field_columns.py",
+        "alike = end - at == layout.size",
+        "alike = end > at",
+        (f"{_LAYOUTS}short_messages_at_the_end_of_the_buffer",),
+    ),
+    Mutation(
+        "What a word of an id has too much is written over.",
+        f"{_PULSAR}/messages/message_id_columns.py",
+        "for place in reversed(range(used)):",
+        "for place in range(used):",
+        (f"{_LAYOUTS}ids_of_messages",),
     ),
     Mutation(
         "Numbers have up to ten bytes.",

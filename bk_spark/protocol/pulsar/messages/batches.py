@@ -110,11 +110,11 @@ def read_batches(
     owners = np.repeat(np.arange(len(begins)), counts)
     firsts = np.cumsum(counts) - counts
     indexes = np.arange(len(owners)) - np.repeat(firsts, counts)
-    starts = _guess(words, begins, ends, counts, firsts, indexes, owners)
+    limits = np.repeat(ends, counts)
+    starts = _guess(words, begins, ends, counts, firsts, indexes)
     wanted = [one for one in fields if one not in _BYTES and one is not SingleField.PROPERTIES]
     for _ in range(2):
         metadata_begins = starts + _SIZE_BYTES
-        limits = ends[owners]
         metadata_ends = metadata_begins + words.big_endian_32(starts)
         within = metadata_ends <= limits
         np.minimum(metadata_ends, limits, out=metadata_ends)
@@ -146,24 +146,27 @@ def read_batches(
     raise error(int(owners[int(np.argmin(sound))]), "a corrupt batch: the sizes of its messages do not add up")
 
 
-def _guess(
-    words: Words, begins: Int64s, ends: Int64s, counts: Int64s, firsts: Int64s, indexes: Int64s, owners: Int64s
-) -> Int64s:
+def _guess(words: Words, begins: Int64s, ends: Int64s, counts: Int64s, firsts: Int64s, indexes: Int64s) -> Int64s:
     """Return where each message probably begins, always within its batch."""
-    strides = (ends - begins) // np.maximum(counts, 1)
-    starts = begins[owners] + strides[owners] * indexes
+    strides: Int64s = (ends - begins) // np.maximum(counts, 1)
+    starts = np.repeat(begins, counts) + np.repeat(strides, counts) * indexes
     even = strides * counts == ends - begins
+    if not len(starts):
+        return starts
     # All messages of an even batch have metadata of the same size, as far as that is looked at here.
     sizes = words.big_endian_32(starts)
-    same = np.ones(len(begins), np.bool_)
-    same[owners[sizes != sizes[firsts[owners]]]] = False
-    others = ~(even & same)
+    differs = sizes != np.repeat(sizes[np.minimum(firsts, len(sizes) - 1)], counts)
+    others = ~even
+    if differs.any():
+        others |= np.bincount(np.repeat(np.arange(len(begins)), counts)[differs], minlength=len(begins)) > 0
+    if not others.any():
+        return starts
     found: list[int] = []
     for begin, end, count in zip(begins[others].tolist(), ends[others].tolist(), counts[others].tolist(), strict=True):
         expected = len(found) + count
         _walk(words.data, begin, end, count, found)
         found += [begin] * (expected - len(found))
-    starts[others[owners]] = found
+    starts[np.repeat(others, counts)] = found
     return starts
 
 

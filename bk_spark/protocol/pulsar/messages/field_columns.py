@@ -1,9 +1,10 @@
 """Fields of many protobuf messages at once, as columns. Source: protobuf's encoding.
 
-All messages lie in one buffer. A step reads one field of each message that has more: eight bytes from where the message
-is, hence the tag and the number or length behind it, for all messages in a few operations of numpy. So the steps are as
-many as the fields of the largest message, and there is no object per message. The few messages with far more fields
-than the others are finished one by one.
+All messages lie in one buffer. Those that are laid out as the first one (``layouts``) are read at once. For the others
+a step reads one field of each message that has more: eight bytes from where the message is, hence the tag and the
+number or length behind it, for all messages in a few operations of numpy. So the steps are as many as the fields of the
+largest message, and there is no object per message. The few messages with far more fields than the others are finished
+one by one.
 
 A malformed message is marked, never an error here: the caller knows whose it is. Unknown fields are skipped.
 """
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.pulsar.fields import MAX_VARINT_BYTES, FieldError, varint_at
+from bk_spark.protocol.pulsar.messages.layouts import Layout, layout_of
 
 UInt64s = npt.NDArray[np.uint64]
 
@@ -28,6 +30,9 @@ PADDING_BYTES: Final = 32
 #: From this step on, so few messages are finished one by one: a step costs as much as about as many of them.
 _LONG_STEPS: Final = 16
 _FEW_MESSAGES: Final = 64
+#: So many layouts are looked for among messages that are read together, as long as each is that of so large a part.
+_LAYOUTS: Final = 3
+_PART: Final = 8
 
 _TOPS: Final = np.uint64(0x8080808080808080)
 _SEVENS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -66,6 +71,10 @@ class Words:
     def at(self, places: Int64s) -> UInt64s:
         """Return the eight bytes at each place, the first one lowest."""
         return self._words[places]
+
+    def fit(self, layout: Layout, places: Int64s) -> Bools:
+        """Return which messages of the layout's size, by their places, are laid out so."""
+        return layout.fits(self._words, places)
 
     def big_endian_32(self, places: Int64s) -> Int64s:
         """Return the unsigned number of four bytes at each place."""
@@ -169,6 +178,35 @@ class FieldColumns:
             self._read_block(words, which, begins[which], ends[which])
 
     def _read_block(self, words: Words, which: Int64s, at: Int64s, end: Int64s) -> None:
+        for _ in range(_LAYOUTS):
+            layout = layout_of(words.data, int(at[0]), int(end[0]), self._kinds) if len(which) > 1 else None
+            if layout is None:
+                break
+            alike = end - at == layout.size
+            alike[alike] = words.fit(layout, at if alike.all() else at[alike])
+            count = int(np.count_nonzero(alike))
+            if count == len(which):
+                self._keep_alike(words, layout, which, at)
+                return
+            self._keep_alike(words, layout, which[alike], at[alike])
+            which, at, end = which[~alike], at[~alike], end[~alike]
+            if count * _PART < len(which):
+                break
+        self._read_steps(words, which, at, end)
+
+    def _keep_alike(self, words: Words, layout: Layout, which: Int64s, at: Int64s) -> None:
+        """Keep the fields of messages with one layout. They are sound, as the one that it was taken from."""
+        sound = np.ones(len(which), np.bool_)
+        for field in layout.fields:
+            body_at = at + field.at
+            if field.kind == 0:
+                value = words.at(body_at) & np.uint64((1 << 8 * field.size) - 1)
+                value = value if field.size == 1 else _without_tops(value)
+            else:
+                value = np.full(len(which), field.size, np.uint64)
+            self._keep(field.number, field.kind, which, value, body_at, sound)
+
+    def _read_steps(self, words: Words, which: Int64s, at: Int64s, end: Int64s) -> None:
         step = 0
         while len(which):
             if step >= _LONG_STEPS and len(which) < _FEW_MESSAGES:

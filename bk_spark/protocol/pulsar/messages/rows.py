@@ -123,26 +123,33 @@ class Rows:
         self._messages = messages
         self._owners: Int64s = np.repeat(np.arange(len(entries.counts)), np.where(entries.is_batch, entries.counts, 1))
         self._of_batch: Bools = entries.is_batch[self._owners]
+        #: Whether all rows are messages of batches, as most are.
+        self._batches_only = bool(entries.is_batch.all())
         #: The message of each row of a batch. Of other rows it means nothing.
-        self._message: Int64s = np.maximum(np.cumsum(self._of_batch) - 1, 0)
+        self._message: Int64s | slice = slice(0, len(self._owners))
+        if not self._batches_only:
+            self._message = np.maximum(np.cumsum(self._of_batch) - 1, 0)
         holes = messages.fields.number(SingleField.COMPACTED_OUT) > 0
         if holes.any():
             kept = np.ones(len(self._owners), np.bool_)
             kept[self._of_batch] = ~holes
-            self._choose(kept)
+            self._owners, self._of_batch = self._owners[kept], self._of_batch[kept]
+            if isinstance(self._message, slice):
+                self._message = np.flatnonzero(kept)
+            else:
+                self._message = self._message[kept]
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def _choose(self, which: Bools | slice) -> None:
-        self._owners = self._owners[which]
-        self._of_batch = self._of_batch[which]
-        self._message = self._message[which]
-
     def part(self, first: int, last: int) -> Rows:
         """Return some of the rows, from ``first`` up to and without ``last``."""
         found = copy(self)
-        found._choose(slice(first, last))
+        found._owners, found._of_batch = self._owners[first:last], self._of_batch[first:last]
+        message = self._message
+        found._message = (
+            slice(message.start + first, message.start + last) if isinstance(message, slice) else message[first:last]
+        )
         return found
 
     def repeated_bytes(self, columns: Iterable[str]) -> Int64s:
@@ -165,20 +172,32 @@ class Rows:
 
     def _merged(self, of_entries: _Array, of_messages: _Array) -> _Array:
         """Values of rows: those of the messages in batches, those of the entries else."""
-        if self._of_batch.all():
-            return of_messages[self._message]
-        found: _Array = of_entries[self._owners]
+        found: _Array
+        if self._batches_only:
+            found = of_messages[self._message]
+            return found
+        found = of_entries[self._owners]
         if self._of_batch.any():
-            found[self._of_batch] = of_messages[self._message[self._of_batch]]
+            found[self._of_batch] = of_messages[self._in_batches()]
         return found
+
+    def _in_batches(self) -> Int64s | slice:
+        """The message of each row that is one of a batch."""
+        message = self._message
+        return message if isinstance(message, slice) else message[self._of_batch]
 
     def _number(self, of_entry: MetadataField, of_message: SingleField) -> UInt64s:
         """A number that is the entry's where the message has none."""
+        fields, which = self._messages.fields, self._in_batches()
+        own = fields.present(of_message)[which]
+        if self._batches_only and own.all():
+            found: UInt64s = fields.number(of_message)[which]
+            return found
         found = self._entries.metadata.number(of_entry)[self._of_entries()]
-        own = self._of_batch.copy()
-        own[own] = self._messages.fields.present(of_message)[self._message[own]]
         if own.any():
-            found[own] = self._messages.fields.number(of_message)[self._message[own]]
+            rows = self._of_batch.copy()
+            rows[rows] = own
+            found[rows] = fields.number(of_message)[which][own]
         return found
 
     def _of_metadata(self, field: MetadataField) -> tuple[Spans, Bools]:
@@ -226,16 +245,18 @@ class Rows:
     def message_id(self) -> pa.Array:
         entries = self._entries
         partition = self._topic.partition_index
-        sizes = np.where(self._of_batch, entries.counts[self._owners], 0)
-        ledgers, ids = entries.ledger_ids[self._owners], entries.entry_ids[self._owners]
-        found = message_id_bytes(ledgers, ids, partition, self._index_in_batch(), sizes)
+        sizes = np.where(entries.is_batch, entries.counts, 0)
+        found = message_id_bytes(
+            entries.ledger_ids, entries.entry_ids, partition, sizes, self._owners, self._index_in_batch()
+        )
         if entries.first_chunks:
             texts = found.to_pylist()
             for row, owner in enumerate(self._owners.tolist()):
                 first = entries.first_chunks.get(owner)
                 if first is not None:
                     number = -1 if partition is None else partition
-                    texts[row] = MessageIdData(int(ledgers[row]), int(ids[row]), number, first_chunk=first).to_bytes()
+                    place = int(entries.ledger_ids[owner]), int(entries.entry_ids[owner])
+                    texts[row] = MessageIdData(*place, number, first_chunk=first).to_bytes()
             found = pa.array(texts, pa.binary())
         return found
 
@@ -263,6 +284,9 @@ class Rows:
 
     def properties(self) -> pa.Array:
         rows, pairs = self._pairs()
+        if not len(rows):
+            none = pa.array([], pa.string())
+            return pa.MapArray.from_arrays(pa.array(np.zeros(len(self) + 1, np.int32)), none, none)
         read = FieldColumns(self._entries.words, pairs.begins, pairs.begins + pairs.sizes, spans=(_KEY, _VALUE))
         if read.malformed.any():
             owner = self._owners[rows[int(np.argmax(read.malformed))]]
@@ -283,9 +307,14 @@ class Rows:
         entries = self._entries
         whole = entries.metadata.repeated(MetadataField.PROPERTIES)
         own = self._messages.fields.repeated(SingleField.PROPERTIES)
+        if not len(whole.owners) and not len(own.owners):
+            none = np.zeros(0, np.int64)
+            return none, Spans(none, none)
         singles, batched = np.flatnonzero(~self._of_batch), np.flatnonzero(self._of_batch)
         of_entry, entry_rows = matched(whole.owners, self._of_entries()[singles], singles)
-        of_message, message_rows = matched(own.owners, self._message[batched], batched)
+        of_message, message_rows = matched(
+            own.owners, np.arange(len(self._messages.indexes))[self._in_batches()], batched
+        )
         begins = whole.values.begins[of_entry]
         if not isinstance(entries.moved, int):
             begins = begins + entries.moved[self._owners[entry_rows]]
@@ -303,8 +332,10 @@ class Rows:
 
     def _index_in_batch(self) -> Int64s:
         """The number of each message in its batch, or -1."""
+        if self._batches_only:
+            return self._messages.indexes[self._message]
         found = np.full(len(self), -1)
-        found[self._of_batch] = self._messages.indexes[self._message[self._of_batch]]
+        found[self._of_batch] = self._messages.indexes[self._in_batches()]
         return found
 
     def batch_index(self) -> pa.Array:
