@@ -24,7 +24,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.placement import Placement, Spread, find_misplaced, judge_spread, unspread_windows
 from bk_spark.bookie.placement.quarantine import Quarantine
 from bk_spark.bookie.placement.racks import Racks, RackZnode, rack_sources
-from bk_spark.bookie.placement.registry import BookieRegistry, RegisteredBookie
+from bk_spark.bookie.placement.registry import BookieRegistry, BookiesSeen, RegisteredBookie
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
@@ -165,13 +165,14 @@ class ClusterServices:
         ``exclude``. Raises NotEnoughBookiesError."""
         return await self._call(self._choose_replacement, quorum, tuple(ensemble), index, frozenset(exclude))
 
-    async def bookie_ids(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the ids of the writable and of the read-only bookies."""
-        return await self._call(self._bookie_ids)
+    async def look_at_bookies(self, bookie_ids: Collection[str]) -> BookiesSeen:
+        """Return the writable and the read-only bookies, and the registrations of some.
 
-    async def registrations(self, bookie_ids: Collection[str]) -> dict[str, int]:
-        """Return the zxid of each bookie's registration. A bookie without a usable one is left out."""
-        return await self._call(self._registrations, bookie_ids)
+        The lists are older than the registrations. So a bookie that registers again has its new registration. While all
+        is watched and unchanged, nothing blocks, and no thread is needed.
+        """
+        known = self._registry.known(bookie_ids)
+        return known if known is not None else await self._call(self._look_at_bookies, bookie_ids)
 
     async def choose_target(
         self,
@@ -245,15 +246,13 @@ class ClusterServices:
         self._wanting = False
         return chosen
 
-    def _bookie_ids(self) -> tuple[frozenset[str], frozenset[str]]:
-        return frozenset(self._registry.writable()), frozenset(self._registry.read_only())
-
-    def _registrations(self, bookie_ids: Collection[str]) -> dict[str, int]:
-        found = {}
-        for bookie_id in bookie_ids:
+    def _look_at_bookies(self, bookie_ids: Collection[str]) -> BookiesSeen:
+        writable, read_only = frozenset(self._registry.writable()), frozenset(self._registry.read_only())
+        zxids = {}
+        for bookie_id in (writable | read_only).intersection(bookie_ids):
             with contextlib.suppress(BookieUnavailableError):
-                found[bookie_id] = self._registry.registration(bookie_id).zxid
-        return found
+                zxids[bookie_id] = self._registry.registration(bookie_id).zxid
+        return BookiesSeen(writable, read_only, zxids)
 
     def _choose_target(
         self,

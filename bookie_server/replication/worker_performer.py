@@ -11,6 +11,7 @@ from random import SystemRandom
 from typing import Any, Final, Protocol
 
 from bk_spark.bookie.metadata.proven_changes import put
+from bk_spark.bookie.replication.under_replication_store import LockedLedger
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
 from bk_spark.protocol.metadata.under_replication import Mark, locked_ledger
@@ -45,12 +46,15 @@ _MAX_UNREADABLE: Final = 1_000
 
 
 class RepairLedger(Protocol):
-    """Repairs one ledger whose lock is held. ``unreadable`` are entries that an earlier repair could not read.
+    """Repairs one ledger whose lock is held, from what was read under it. ``unreadable`` are entries that an earlier
+    repair could not read.
 
     If it is cancelled, it ends when nothing of it is under way any more.
     """
 
-    def __call__(self, ledger_id: int, mark: Mark, unreadable: frozenset[int]) -> Coroutine[Any, Any, RepairResult]: ...
+    def __call__(
+        self, ledger_id: int, mark: Mark, unreadable: frozenset[int], found: LockedLedger
+    ) -> Coroutine[Any, Any, RepairResult]: ...
 
 
 class WorkerPerformer:
@@ -69,8 +73,8 @@ class WorkerPerformer:
         self._metrics = metrics
         #: The pages of marks being read.
         self._pages: Iterator[dict[int, Mark]] = iter(())
-        #: The marks of locked ledgers, as read under the lock.
-        self._marks: dict[int, Mark] = {}
+        #: What was read of locked ledgers under the lock.
+        self._locked: dict[int, LockedLedger] = {}
         self._repairs: dict[int, asyncio.Task[RepairResult]] = {}
         #: Entries that no bookie returned, by ledger.
         self._unreadable: dict[int, frozenset[int]] = {}
@@ -133,17 +137,25 @@ class WorkerPerformer:
         raise AssertionError(action)
 
     async def _lock(self, ledger_id: int) -> Locked | NotLocked:
-        access = self._access
-        if not await access.call(access.store.lock, ledger_id, proof=access.proof):
+        found = await self._access.call(self._lock_and_read, ledger_id)
+        if found is None:
             return NotLocked(ledger_id)
-        mark = await access.call(access.store.read_mark, ledger_id)
-        if mark is None:
+        if found.mark is None:
             return Locked(ledger_id, None)
-        self._marks[ledger_id] = mark
-        return Locked(ledger_id, mark.version)
+        self._locked[ledger_id] = found
+        return Locked(ledger_id, found.mark.version)
+
+    def _lock_and_read(self, ledger_id: int) -> LockedLedger | None:
+        """Blocking."""
+        access = self._access
+        if not access.store.lock(ledger_id, proof=access.proof):
+            return None
+        return access.store.read_locked(ledger_id, access.ledgers.path_of(ledger_id))
 
     async def _repair(self, ledger_id: int) -> RepairEnded:
-        work = self._repair_ledger(ledger_id, self._marks.pop(ledger_id), self._unreadable.pop(ledger_id, frozenset()))
+        found = self._locked.pop(ledger_id)
+        assert found.mark is not None
+        work = self._repair_ledger(ledger_id, found.mark, self._unreadable.pop(ledger_id, frozenset()), found)
         task = asyncio.get_running_loop().create_task(work)
         self._repairs[ledger_id] = task
         began = time.monotonic()

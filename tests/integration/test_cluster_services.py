@@ -424,14 +424,19 @@ async def test_r11_racks_never_stop_a_repair(stage: Stage) -> None:
     ensembles = [(TWO, ("h1:1", "h4:1")), (TWO, ("h2:1", "h1:1"))]
     assert await stage.services.judge_spread(ensembles) == [Spread.SPREAD, Spread.MISPLACED]
     stage.register("h5:1", read_only=True)
-    await until(lambda: _is(stage.services.bookie_ids, _ids("h1:1 h2:1 h3:1 h4:1", "h5:1")))
-    registrations = await stage.services.registrations(("h1:1", "h5:1", "h6:1"))
-    assert registrations.keys() == {"h1:1", "h5:1"}
+    await until(lambda: _is(lambda: _ids_seen(stage), _ids("h1:1 h2:1 h3:1 h4:1", "h5:1")))
+    seen = await stage.services.look_at_bookies(("h1:1", "h5:1", "h6:1"))
+    assert seen.zxids.keys() == {"h1:1", "h5:1"}
     # Nothing is known of a bookie that is in no list of racks. Without h4, one rack is left.
     assert await stage.services.judge_spread([(TWO, ("h1:1", "h9:1"))]) == [Spread.UNKNOWN]
     assert await stage.services.find_misplaced(TWO, ("h8:1", "h9:1")) == (0, 0)
     stage.unregister("h4:1")
     await until(lambda: _is(lambda: stage.services.judge_spread(ensembles), [Spread.SPREAD, Spread.UNMOVABLE]))
+
+
+async def _ids_seen(stage: Stage) -> tuple[frozenset[str], frozenset[str]]:
+    seen = await stage.services.look_at_bookies(())
+    return seen.writable, seen.read_only
 
 
 def _ids(writable: str, read_only: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -79,13 +79,20 @@ class Worker:
     async def repair(self, ledger_id: int, *missing: str) -> RepairResult:
         """Mark, lock, repair, and finish or release."""
         self.store.mark(ledger_id, missing)
-        assert self.store.lock(ledger_id, proof=self.proof)
-        mark = self.store.read_mark(ledger_id)
-        assert mark is not None
-        result = await self.repairs(ledger_id, mark)
+        result = await self.repair_marked(ledger_id)
         if isinstance(result, Repaired | NothingBad):
-            assert self.store.finish(ledger_id, mark.version, proof=self.proof)
             assert self.store.read_mark(ledger_id) is None
+        return result
+
+    async def repair_marked(self, ledger_id: int) -> RepairResult:
+        """Lock, repair, and finish or release, with the calls of the daemon's worker."""
+        assert self.store.lock(ledger_id, proof=self.proof)
+        found = self.store.read_locked(ledger_id, self.repairs.ledgers.path_of(ledger_id))
+        assert found.mark is not None
+        result = await self.repairs(ledger_id, found.mark, found=found)
+        if isinstance(result, Repaired | NothingBad):
+            self.store.forget_reason(ledger_id)
+            assert self.store.finish(ledger_id, found.mark.version, proof=self.proof)
         else:
             self.store.release(ledger_id)
         return result
@@ -334,6 +341,43 @@ def test_without_enough_bookies_the_ledger_waits_with_a_reason(cluster: LocalClu
             await worker.close()
 
     asyncio.run(play())
+
+
+def test_what_a_repair_asks_of_zookeeper(
+    cluster: LocalCluster, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, one), (second, other) = write_closed(client), write_closed(client)
+    victim = min(set(one.segments[0].ensemble).intersection(other.segments[0].ensemble))
+    kill(cluster, client, victim)
+
+    async def play() -> list[str]:
+        worker = await Worker.start(cluster)
+        try:
+            # It learns which bookies there are, and watches them.
+            await worker.session.services.bookies()
+            await worker.repair(first, victim)
+            worker.store.mark(second, [victim])
+            # A neighbour stays marked, so the directories above both stay.
+            worker.store.mark(second + 1, [victim])
+            kazoo = worker.session.zookeeper._client
+            asked: list[str] = []
+            send = kazoo._call
+
+            def note(request: object, answer: object) -> object:
+                asked.append(type(request).__name__)
+                return send(request, answer)
+
+            monkeypatch.setattr(kazoo, "_call", note)
+            assert isinstance(await worker.repair_marked(second), Repaired)
+            return asked
+        finally:
+            monkeypatch.undo()
+            assert worker.store.lock(second + 1, proof=worker.proof)
+            worker.store.finish(second + 1, 0, proof=worker.proof)
+            await worker.close()
+
+    lock, replacement, end = ["Transaction", *["GetData"] * 3], ["Exists", "Transaction"], ["Transaction", "Exists"]
+    assert asyncio.run(play()) == lock + replacement + end
 
 
 def test_a_cancelled_repair_leaves_nothing_under_way(cluster: LocalCluster, client: BlockingClient) -> None:

@@ -14,7 +14,7 @@ from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.replication.auditor_election import AuditorElection
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
-from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.bookie.replication.under_replication_store import LockedLedger, UnderReplicationStore
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.replication_notes import (
@@ -69,7 +69,7 @@ class Cluster:
     def make_repair(self, access: ReplicationAccess) -> RepairLedger:
         self.sessions.append(access)
 
-        async def repair(ledger_id: int, mark: Mark, unreadable: frozenset[int]) -> RepairResult:
+        async def repair(ledger_id: int, mark: Mark, unreadable: frozenset[int], found: LockedLedger) -> RepairResult:
             self.tried.append(ledger_id)
             if self.result is None:
                 try:

@@ -76,6 +76,8 @@ class RepairedCluster:
         self.metadata: LedgerMetadata | None = metadata
         self.version = 3
         self.created_zxid = 11
+        #: The creation of the ledger that was read last.
+        self.read_zxid = 0
         self.last_add_confirmed = last_entry_id
         self.writable = set(bookies)
         self.read_only: set[str] = set()
@@ -151,6 +153,7 @@ class RepairedCluster:
     def perform(self, action: Any) -> Any:
         match action:
             case ReadLedger():
+                self.read_zxid = self.created_zxid
                 return LedgerFound(self._stored(), self.version, self.created_zxid)
             case ReadBookies(members):
                 here = self.writable | self.read_only
@@ -201,6 +204,8 @@ class RepairedCluster:
         if self.session_lost:
             raise SessionLostError("the session ended")
         self._stored()
+        if self.created_zxid != self.read_zxid:
+            raise NoSuchLedgerError("the ledger was deleted")
         if version != self.version:
             raise MetadataConflictError("changed by another client")
         self.metadata = metadata

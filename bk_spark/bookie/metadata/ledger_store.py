@@ -85,7 +85,7 @@ class LedgerStore:
                 if chosen is None:
                     # A lost connection may waste a sequence number, which does no harm.
                     chosen = next_ledger_id(self.zk, self.root, self.manager)
-                path = self._path(chosen)
+                path = self.path_of(chosen)
                 self.zk.ensure_path(path.rpartition("/")[0])
             except NoNodeError as failed:
                 # Another client's delete removed the empty parent while its child was being created.
@@ -119,11 +119,11 @@ class LedgerStore:
 
     def read(self, ledger_id: int) -> StoredMetadata:
         """Read the metadata. Raises NoSuchLedgerError, MetadataFormatError."""
-        return stored_metadata(ledger_id, self.zk.get(self._path(ledger_id)))
+        return stored_metadata(ledger_id, self.zk.get(self.path_of(ledger_id)))
 
     def read_latest(self, ledger_id: int, watch: WatchCallback | None = None) -> StoredMetadata:
         """Do the same as :meth:`read`, after bringing the server up to date."""
-        return stored_metadata(ledger_id, self.zk.get_latest(self._path(ledger_id), watch))
+        return stored_metadata(ledger_id, self.zk.get_latest(self.path_of(ledger_id), watch))
 
     def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
         """Compare-and-set. Raises MetadataConflictError, NoSuchLedgerError, MetadataUnavailableError (nothing was
@@ -159,7 +159,7 @@ class LedgerStore:
         OutcomeUnknownError
             If ZooKeeper cannot be read after a lost reply.
         """
-        found = self.zk.exists(self._path(ledger_id))
+        found = self.zk.exists(self.path_of(ledger_id))
         if found is None or found.created_zxid != read.created_zxid:
             raise NoSuchLedgerError("the ledger was deleted", ledger_id=ledger_id)
 
@@ -181,7 +181,7 @@ class LedgerStore:
         """``change`` sets a path to data at a version, and returns the new version."""
         # The creator's token is only for creation. Apache's client also drops it at every update.
         metadata = replace(metadata, creator_token=None)
-        data, path = ledger_metadata.encode(metadata), self._path(ledger_id)
+        data, path = ledger_metadata.encode(metadata), self.path_of(ledger_id)
         lost: OutcomeUnknownError | None = None
         for _ in range(_ATTEMPTS):
             try:
@@ -216,7 +216,7 @@ class LedgerStore:
         After a lost reply, this does not delete a ledger that another client created under the same id meanwhile.
         Raises MetadataUnavailableError.
         """
-        path = self._path(ledger_id)
+        path = self.path_of(ledger_id)
         found = self.zk.exists(path)
         if found is None:
             # This server may not know it yet.
@@ -265,7 +265,8 @@ class LedgerStore:
                 raise otherwise from error
             raise MetadataUnavailableError(f"{error.message} (after {unknown.message})") from error
 
-    def _path(self, ledger_id: int) -> str:
+    def path_of(self, ledger_id: int) -> str:
+        """Return the path of the ledger's znode."""
         return self.manager.ledger_path(self.root, ledger_id)
 
 

@@ -227,8 +227,9 @@ class ZooKeeper:
         """Do :meth:`sync` and :meth:`get` in one session. The server of a new session may be behind the synced one."""
         while True:
             session = self.session_id
-            self.sync(path)
-            found = self.get(path, watch)
+            # The server answers a session's requests in their order, so the read need not wait for the first answer.
+            found: Znode | None
+            (found,) = self._read(functools.partial(_Answers, self._client, [path], watch, sync=True))
             if session and self.session_id == session:
                 return found
 
@@ -360,9 +361,12 @@ class ZooKeeper:
 
 
 class _Answers:
-    """Several reads under way, awaited as one."""
+    """Several reads under way, awaited as one. With ``sync`` they show every change acknowledged before this call."""
 
-    def __init__(self, client: KazooClient, paths: Sequence[str], watch: WatchCallback | None) -> None:
+    def __init__(
+        self, client: KazooClient, paths: Sequence[str], watch: WatchCallback | None, *, sync: bool = False
+    ) -> None:
+        self._synced = client.sync_async(paths[0]) if sync else None
         self._asked = [client.get_async(path, watch=_event(path, watch)) for path in paths]
 
     def get(self, block: bool, timeout: float) -> list[Znode | None]:
@@ -375,6 +379,8 @@ class _Answers:
                 found.append(_znode(data, stat))
             except KazooNoNodeError:
                 found.append(None)
+        if self._synced is not None:
+            self._synced.get(block=block, timeout=max(0.0, deadline - time.monotonic()))
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,16 @@ class RegisteredBookie:
     bookie_id: str
     read_only: bool
     address: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BookiesSeen:
+    """The ids of the writable and of the read-only bookies, and the zxids of some registrations. A bookie without a
+    usable registration has none."""
+
+    writable: frozenset[str]
+    read_only: frozenset[str]
+    zxids: Mapping[str, int]
 
 
 class BookieRegistry:
@@ -75,6 +85,19 @@ class BookieRegistry:
     def read_only(self) -> tuple[str, ...]:
         """Return the ids of read-only bookies."""
         return tuple(sorted(self._list(self._read_only_path)))
+
+    def known(self, bookie_ids: Collection[str]) -> BookiesSeen | None:
+        """Return the lists and the registrations of those of ``bookie_ids`` that are listed. None if anything of it has
+        to be read. Does not block."""
+        with self._lock:
+            if self._available not in self._lists or self._read_only_path not in self._lists:
+                return None
+            read_only = self._lists[self._read_only_path]
+            writable = self._lists[self._available] - {_READ_ONLY} - read_only
+            wanted = (writable | read_only).intersection(bookie_ids)
+            if not wanted <= self._registrations.keys():
+                return None
+            return BookiesSeen(writable, read_only, {each: self._registrations[each].zxid for each in wanted})
 
     def bookies(self) -> tuple[RegisteredBookie, ...]:
         """Return all registered bookies, by id."""

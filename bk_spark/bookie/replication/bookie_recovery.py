@@ -217,9 +217,10 @@ class _Recovery:
             else:
                 self._tell(ledger_id, await self._call(self._who_locks, ledger_id))
             return
-        mark = await self._call(store.read_mark, ledger_id)
+        found = await self._call(store.read_locked, ledger_id, self._ledgers.path_of(ledger_id))
+        mark = found.mark
         missing = self._settings.bookies.union(() if mark is None else mark.missing)
-        result = await self._repairs(ledger_id, Mark(tuple(sorted(missing))))
+        result = await self._repairs(ledger_id, Mark(tuple(sorted(missing))), found=found)
         if isinstance(result, LockLost):
             raise SessionLostError(_SESSION_LOST)
         if mark is None or isinstance(result, Unrepairable):

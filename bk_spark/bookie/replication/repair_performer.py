@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from bk_spark.bookie.cluster_session import ClusterSession
-from bk_spark.bookie.metadata.ledger_store import LedgerStore, StoredMetadata
+from bk_spark.bookie.metadata.ledger_store import LedgerStore, StoredMetadata, stored_metadata
 from bk_spark.bookie.reading.performer import Performer, read_lac
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.replication.stored_adds import StoredAdds
+from bk_spark.bookie.replication.under_replication_store import LockedLedger
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.writing.recovery import recover_ledger
 from bk_spark.protocol.codes import Code, DigestType
@@ -159,7 +160,13 @@ class LedgerRepairs:
         self.read = read or CopyTotals()
         self.written = written or CopyTotals()
 
-    async def __call__(self, ledger_id: int, mark: Mark, unreadable: Collection[int] = frozenset()) -> RepairResult:
+    async def __call__(
+        self,
+        ledger_id: int,
+        mark: Mark,
+        unreadable: Collection[int] = frozenset(),
+        found: LockedLedger | None = None,
+    ) -> RepairResult:
         """Repair a ledger whose lock is held.
 
         If this is cancelled, it ends when nothing of it is under way any more. Only a recovery that has begun may
@@ -171,6 +178,8 @@ class LedgerRepairs:
             The ledger's mark, read while the lock was held.
         unreadable
             Entries that an earlier repair could not read.
+        found
+            What was just read under the lock. Then the ledger is not read again for the first check.
 
         Raises
         ------
@@ -178,7 +187,7 @@ class LedgerRepairs:
             If ZooKeeper does not answer. What was done is unknown, and the mark must stay.
         """
         machine = LedgerRepair(ledger_id, mark.missing, self.settings, random.Random(), unreadable=unreadable)
-        performer = RepairPerformer(ledger_id, self)
+        performer = RepairPerformer(ledger_id, self, found)
         runner: AsyncRunner[RepairAction, RepairEvent, RepairResult] = AsyncRunner(
             machine, performer, what=f"repair of ledger {ledger_id}"
         )
@@ -193,11 +202,13 @@ class LedgerRepairs:
 class RepairPerformer:
     """Performs the actions of the repair of one ledger. Calls are bounded by the client's timeouts."""
 
-    def __init__(self, ledger_id: int, repairs: LedgerRepairs) -> None:
+    def __init__(self, ledger_id: int, repairs: LedgerRepairs, found: LockedLedger | None = None) -> None:
         self._ledger_id = ledger_id
+        #: What the first read of the ledger returns.
+        self._found = found
         self._repairs = repairs
         self._session = repairs.session
-        #: The metadata that were read last. A compare-and-set is based on them.
+        #: The metadata that were read or written last. A compare-and-set is based on them.
         self._stored: StoredMetadata | None = None
         # Reading needs only the id: the machine verifies.
         unverified = LedgerKey(ledger_id, DigestType.DUMMY, digest_function(DigestType.DUMMY, b""))
@@ -240,16 +251,18 @@ class RepairPerformer:
     # --- metadata ---
 
     async def _read_ledger(self) -> LedgerFound:
-        stored = await self._blocking(self._repairs.read_ledger, self._ledger_id)
+        found, self._found = self._found, None
+        if found is not None:
+            stored = stored_metadata(self._ledger_id, found.ledger)
+        else:
+            stored = await self._blocking(self._repairs.read_ledger, self._ledger_id)
         self._stored = stored
         assert stored.created_zxid is not None
         return LedgerFound(stored.metadata, stored.version, stored.created_zxid)
 
     async def _read_bookies(self, members: frozenset[str]) -> BookiesFound:
-        # The lists first: a bookie that registers again in between has its new registration then.
-        services = self._session.services
-        writable, read_only = await services.bookie_ids()
-        return BookiesFound(writable, read_only, await services.registrations(members & (writable | read_only)))
+        seen = await self._session.services.look_at_bookies(members)
+        return BookiesFound(seen.writable, seen.read_only, seen.zxids)
 
     async def _choose(self, action: ChooseTarget) -> TargetChosen:
         services, ensemble = self._session.services, action.ensemble
@@ -266,6 +279,7 @@ class RepairPerformer:
         if read is None or read.version != version:
             raise MetadataConflictError("the metadata were read again meanwhile", ledger_id=self._ledger_id)
         written = await self._blocking(self._repairs.ledgers.write_proven, self._ledger_id, metadata, read, proof)
+        self._stored = written
         _LOG.info("ledger %d: members replaced, now %s", self._ledger_id, _ensembles(metadata))
         return MembersReplaced(written.version)
 

@@ -35,6 +35,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.replication_notes import reason_path
 from bk_spark.protocol.metadata.under_replication import (
     LAYOUT,
+    Mark,
     check_layout,
     decode_lock,
     encode_lock,
@@ -51,6 +52,14 @@ class LedgerLock:
     holder: str | None
     session_id: int
     since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockedLedger:
+    """What a repair begins with: a ledger's mark, None if it is not marked, and its znode, None if it is deleted."""
+
+    mark: Mark | None
+    ledger: Znode | None
 
 
 class UnderReplicationStore(LedgerMarks):
@@ -75,6 +84,10 @@ class UnderReplicationStore(LedgerMarks):
         self._unwanted: set[int] = set()
         #: The proofs with which locks were taken, by ledger.
         self._proofs: dict[int, str | None] = {}
+        #: Ledgers whose lock was taken and which nobody here has tried to give back since, with the proof.
+        self._held: dict[int, str] = {}
+        #: Those of them that had no note of a failure when they were locked.
+        self._without_reason: set[int] = set()
         #: One thread at a time gives locks back, so that none deletes a lock that another has just taken.
         self._releasing = threading.RLock()
 
@@ -150,6 +163,7 @@ class UnderReplicationStore(LedgerMarks):
             try:
                 prove_and_change(self.zk, proof, [CreateOp(path, encode_lock(socket.gethostname()), ephemeral=True)])
                 self._proofs[ledger_id] = proof
+                self._held[ledger_id] = proof
                 return True
             except TransactionConflictError as conflict:
                 if conflict.reason != "NodeExistsError":
@@ -170,6 +184,7 @@ class UnderReplicationStore(LedgerMarks):
 
         Raises MetadataUnavailableError if ZooKeeper does not answer. :meth:`release_unwanted` tries again.
         """
+        self._forget(ledger_id)
         with self._releasing:
             for _ in range(ATTEMPTS):
                 found = self._find_lock(ledger_id)
@@ -189,6 +204,11 @@ class UnderReplicationStore(LedgerMarks):
                 raise MetadataUnavailableError("the ledger's lock could not be given back", ledger_id=ledger_id)
             self._unwanted.discard(ledger_id)
             self._proofs.pop(ledger_id, None)
+
+    def _forget(self, ledger_id: int) -> None:
+        """The lock may not be held any more."""
+        self._held.pop(ledger_id, None)
+        self._without_reason.discard(ledger_id)
 
     def release_unwanted(self) -> None:
         """Give back locks that could not be given back before. Without that, nobody else could repair their ledgers
@@ -215,8 +235,21 @@ class UnderReplicationStore(LedgerMarks):
             if found is not None
         }
 
+    def read_locked(self, ledger_id: int, ledger_path: str) -> LockedLedger:
+        """Read a ledger's mark and its znode at ``ledger_path``, after :meth:`lock`. They are no older than the lock:
+        taking it was a transaction of this session, and what a session reads is never older than what it did."""
+        mark, reason = self.paths.mark(ledger_id), reason_path(self.paths.root, ledger_id)
+        found = self.zk.get_many([mark, reason, ledger_path])
+        if found[reason] is None:
+            # Only who has the lock makes a note.
+            self._without_reason.add(ledger_id)
+        marked = found[mark]
+        return LockedLedger(None if marked is None else self._decoded(ledger_id, marked), found[ledger_path])
+
     def forget_reason(self, ledger_id: int) -> None:
         """Delete the note why a ledger could not be repaired. Raises MetadataUnavailableError."""
+        if ledger_id in self._without_reason:
+            return
         reason = reason_path(self.paths.root, ledger_id)
         # A deletion in vain would cost a transaction, which ZooKeeper writes to its disk. Hardly any ledger has a note.
         if self.zk.exists(reason) is not None:
@@ -252,13 +285,17 @@ class UnderReplicationStore(LedgerMarks):
             again, or :meth:`release`.
         """
         mark, lock = self.paths.mark(ledger_id), self.paths.lock(ledger_id)
+        # While the proof exists, so does a lock that was taken with it.
+        held = self._held.get(ledger_id) == proof
+        self._forget(ledger_id)
         # The mark is alone in its directory.
         directory = [DeleteOp(mark.rpartition("/")[0])]
         for _ in range(ATTEMPTS):
-            found = self.zk.get_latest(lock)
-            if found is None or found.owner_session != self.zk.session_id:
-                # If a reply was lost, the transaction took effect.
-                break
+            if not held:
+                found = self.zk.get_latest(lock)
+                if found is None or found.owner_session != self.zk.session_id:
+                    # If a reply was lost, the transaction took effect.
+                    break
             try:
                 prove_and_change(self.zk, proof, [DeleteOp(mark, version), *directory, DeleteOp(lock)])
             except TransactionConflictError as conflict:
@@ -270,9 +307,10 @@ class UnderReplicationStore(LedgerMarks):
                     self.release(ledger_id)
                 return conflict.reason == "NoNodeError" and conflict.operation.path == mark
             except OutcomeUnknownError:
+                held = False
                 continue
             self._proofs.pop(ledger_id, None)
-            delete_empty_parents(self.zk, mark, self.paths.marks)
+            delete_empty_parents(self.zk, directory[0].path if directory else mark, self.paths.marks)
             return True
         else:
             raise MetadataUnavailableError("the ledger's mark could not be deleted", ledger_id=ledger_id)

@@ -134,6 +134,8 @@ class LedgerRepair:
         self._not_found: dict[int, dict[int, str]] = {}
         #: What a check of this repair found good, and nothing was waited for since.
         self._good = GoodCopies()
+        #: The ledger as it was read or written last, if nothing was waited for since.
+        self._latest: LedgerFound | None = None
         #: What the last check has read.
         self._known = KnownEntries()
         #: Targets of moves that failed, and why.
@@ -181,7 +183,8 @@ class LedgerRepair:
 
     def _round(self) -> _Steps[RepairResult | None]:
         """Check the ledger, and repair what can be repaired. None: check again."""
-        stored: LedgerFound = yield ReadLedger()
+        stored: LedgerFound = self._latest or (yield ReadLedger())
+        self._latest = stored
         metadata = stored.metadata
         self._ensemble_size = metadata.quorum.ensemble_size
         members = frozenset(bookie_id for segment in metadata.segments for bookie_id in segment.ensemble)
@@ -232,6 +235,7 @@ class LedgerRepair:
         now: BookiesFound = yield ReadBookies(members)
         if now.registrations != registered.registrations:
             # A copy may have been lost with a disk after it was read.
+            self._latest = None
             return None
         if self._fragments or self._recovered:
             done = self._fragments, self._entries, self._size_bytes
@@ -263,6 +267,7 @@ class LedgerRepair:
     ) -> _Steps[FragmentProblem | bool]:
         """Wait, or recover the ledger after a wait in which nothing was mended. True: check again."""
         graced = self._graced
+        self._latest = None
         if self._every_from is None:
             self._every_from = fragment.first_entry_id
         if graced is None or graced[0] != metadata.last_segment or not graced[1] & bad:
@@ -319,9 +324,14 @@ class LedgerRepair:
         )
         self._entries += result.entries
         self._size_bytes += result.size_bytes
-        if result.copied:
-            members = {position: targets[position] for position in result.copied}
-            self._fragments += yield from replacement(stored, fragment, members)
+        latest, self._latest = self._latest, None
+        members = {position: targets[position] for position in result.copied}
+        if any(fragment.ensemble[position] != bookie_id for position, bookie_id in members.items()):
+            self._latest = yield from replacement(stored.created_zxid, latest, fragment, members)
+            self._fragments += self._latest is not None
+        else:
+            # The old members got their own entries again.
+            self._fragments += bool(members)
         return result
 
     def _move(self, stored: LedgerFound, fragment: Fragment, bookies: BookiesFound) -> _Steps[FragmentProblem | bool]:

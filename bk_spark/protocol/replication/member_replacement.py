@@ -11,31 +11,35 @@ from bk_spark.protocol.errors import (
     OutcomeUnknownError,
     SessionLostError,
 )
-from bk_spark.protocol.replication.actions import LedgerFound, ReadLedger, ReplaceMembers
+from bk_spark.protocol.replication.actions import LedgerFound, MembersReplaced, ReadLedger, ReplaceMembers
 from bk_spark.protocol.replication.fragments import Fragment, with_members
 
 #: Compare-and-sets of one fragment. Each after the first means that another client changed the ledger.
 _ATTEMPTS: Final = 8
 
 
-def replacement(stored: LedgerFound, fragment: Fragment, members: Mapping[int, str]) -> Generator[Any, Any, bool]:
-    """Put the new members into the metadata. False: another client changed the segment."""
-    if all(fragment.ensemble[position] == bookie_id for position, bookie_id in members.items()):
-        return True
+def replacement(
+    created_zxid: int, latest: LedgerFound | None, fragment: Fragment, members: Mapping[int, str]
+) -> Generator[Any, Any, LedgerFound | None]:
+    """Put the new members into the metadata. Return the ledger as it is then. None: another client changed the segment.
+
+    ``latest`` is what was read or written last. If the ledger has changed since, it is read again. None: it is read
+    first. ``created_zxid`` is the znode's creation, since an id can be used again.
+    """
     for _ in range(_ATTEMPTS):
-        # An id can be used again, and an earlier fragment was replaced since the check.
-        now: LedgerFound = yield ReadLedger()
+        now: LedgerFound = latest or (yield ReadLedger())
+        latest = None
         changed = with_members(now.metadata, fragment, dict(members))
-        if now.created_zxid != stored.created_zxid or changed is None:
-            return False
+        if now.created_zxid != created_zxid or changed is None:
+            return None
         try:
-            yield ReplaceMembers(changed, now.version)
+            replaced: MembersReplaced = yield ReplaceMembers(changed, now.version)
         except NoSuchLedgerError:
             # There may be another ledger with this id.
-            return False
+            return None
         except SessionLostError:
             raise
         except (MetadataConflictError, OutcomeUnknownError):
             continue
-        return True
-    return False
+        return LedgerFound(changed, replaced.version, created_zxid)
+    return None

@@ -346,7 +346,7 @@ class Daemon:
             case Lock(ledger_id):
                 if not store.lock(ledger_id, proof=self.proof):
                     return NotLocked(ledger_id)
-                mark = store.read_mark(ledger_id)
+                mark = store.read_locked(ledger_id, MANAGER.ledger_path(ROOT, ledger_id)).mark
                 return Locked(ledger_id, None if mark is None else mark.version)
             case Repair(ledger_id):
                 return self._repair(ledger_id)
@@ -354,6 +354,7 @@ class Daemon:
                 self.stopping.add(ledger_id)
                 return None
             case Finish(ledger_id, version):
+                store.forget_reason(ledger_id)
                 store.finish(ledger_id, version, proof=self.proof)
                 return Released(ledger_id)
             case Release(ledger_id):

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bk_spark.bookie.metadata.ledger_store import StoredMetadata
+from bk_spark.bookie.metadata.ledger_store import StoredMetadata, stored_metadata
+from bk_spark.bookie.replication.under_replication_store import LockedLedger
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import master_key
@@ -18,6 +19,7 @@ from bk_spark.protocol.errors import (
     EntryUnknownError,
     MetadataConflictError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
     SessionLostError,
 )
@@ -132,8 +134,12 @@ class RepairRun(ReadRunner):
 
     machine: LedgerRepair
 
-    def __init__(self, worker: WorkerActor, number: int, machine: LedgerRepair, proof: str) -> None:
+    def __init__(
+        self, worker: WorkerActor, number: int, machine: LedgerRepair, proof: str, found: LockedLedger
+    ) -> None:
         super().__init__(worker.name, number, machine)
+        #: What was read under the lock.
+        self._found: LockedLedger | None = found
         self._worker = worker
         self._proof = proof
         #: The metadata that were read last, as RepairPerformer keeps them.
@@ -186,18 +192,22 @@ class RepairRun(ReadRunner):
     def perform(self, action: Any, out: list[Effect]) -> None:
         tag = ("repair", self.number)
         match action:
+            case ReadLedger() if self._found is not None:
+                # As RepairPerformer does.
+                found, self._found = self._found, None
+                self._on_zk(ZkReply(self.actor, tag, "read", _stored(found)))
             case ReadLedger():
                 self._call("read", self._worker.client.read_ledger, out)
             case ReadBookies(members):
                 self._worker.world.before_look()
                 self._call("bookies", partial(self._worker.client.read_bookies, members), out)
             case ReplaceMembers(metadata, version):
-                stored, ledgers = self._stored, self._worker.client.ledgers
+                stored, client = self._stored, self._worker.client
                 assert stored is not None
                 if stored.version != version:
                     self.machine.fail(MetadataConflictError("the metadata were read again meanwhile"))
                     return
-                self._call("replace", partial(ledgers.write_proven, LEDGER, metadata, stored, self._proof), out)
+                self._call("replace", partial(client.replace_members, metadata, stored, self._proof), out)
             case ReadLastAddConfirmed(metadata):
                 self._lacs += 1
                 self._lac = ReadRunner(
@@ -268,6 +278,7 @@ class RepairRun(ReadRunner):
             case _, Exception() as error:
                 machine.fail(error)
             case "replace", StoredMetadata() as stored:
+                self._stored = stored
                 machine.handle(MembersReplaced(stored.version))
             case "read", StoredMetadata() as stored:
                 assert stored.created_zxid is not None
@@ -290,6 +301,13 @@ class RepairRun(ReadRunner):
         if bookie_id in self._worker.world.coordination.read_only:
             raise InvariantError(f"{self.actor} copies to {bookie_id}, which is read-only")
         self.machine.handle(TargetChosen(bookie_id))
+
+
+def _stored(found: LockedLedger) -> object:
+    try:
+        return stored_metadata(LEDGER, found.ledger)
+    except NoSuchLedgerError as error:
+        return error
 
 
 class WorkerActor(StepsActor):
@@ -334,18 +352,19 @@ class WorkerActor(StepsActor):
         if not (yield from self.call("lock", lambda: marks.lock(LEDGER, proof=proof))):
             yield from self.nap()
             return
-        mark = yield from self.call("read mark", client.read_mark)
+        found = yield from self.call("read", client.read_locked)
+        mark = found.mark
         if mark is None:
             yield from self._release()
             return
-        result = yield from self._repair(frozenset(mark.missing), proof)
+        result = yield from self._repair(frozenset(mark.missing), proof, found)
         self.results.append(type(result).__name__)
         if isinstance(result, LockLost):
             raise SessionLostError("the lock is lost")
         if isinstance(result, Repaired | NothingBad | Gone):
             while True:
                 try:
-                    done = yield from self.call("finish", lambda: marks.finish(LEDGER, mark.version, proof=proof))
+                    done = yield from self.call("finish", lambda: client.finish(mark.version, proof))
                     self.world.count("marked again", not done)
                     return
                 except MetadataUnavailableError:
@@ -354,11 +373,13 @@ class WorkerActor(StepsActor):
         yield from self._release()
         yield from self.nap()
 
-    def _repair(self, missing: frozenset[str], proof: str) -> Generator[Any, Any, RepairResult | Exception]:
+    def _repair(
+        self, missing: frozenset[str], proof: str, found: LockedLedger
+    ) -> Generator[Any, Any, RepairResult | Exception]:
         self._runs += 1
         settings = RepairSettings(verified_share=self._random.choice([0.0, 0.5]), copy=COPY)
         machine = self.repair_class(LEDGER, missing, settings, self._random, unreadable=self._unreadable)
-        self._run = run = RepairRun(self, self._runs, machine, proof)
+        self._run = run = RepairRun(self, self._runs, machine, proof, found)
         while True:
             run.run(self.out)
             if machine.outcome is not None:

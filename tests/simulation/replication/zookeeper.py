@@ -14,11 +14,12 @@ from typing import Any
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore, StoredMetadata
 from bk_spark.bookie.replication.replication_switches import ReplicationSwitches
-from bk_spark.bookie.replication.under_replication_store import UnderReplicationStore
+from bk_spark.bookie.replication.under_replication_store import LockedLedger, UnderReplicationStore
 from bk_spark.protocol.errors import MetadataUnavailableError, OutcomeUnknownError
+from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.metadata.under_replication import Mark, UnderReplicationPaths
+from bk_spark.protocol.metadata.under_replication import UnderReplicationPaths
 from bk_spark.protocol.metadata.znodes import TransactionOp
 from bk_spark.protocol.replication.actions import BookiesFound
 from tests.simulation.events import STORE
@@ -154,15 +155,25 @@ class Client:
     def is_marked(self) -> bool:
         return self.marks.any_marks() and any(LEDGER in page for page in self.marks.marks())
 
-    def read_mark(self) -> Mark | None:
-        mark = self.marks.read_mark(LEDGER)
-        self.seen.mark_version = None if mark is None else mark.version
-        return mark
+    def read_locked(self) -> LockedLedger:
+        found = self.marks.read_locked(LEDGER, LEDGER_PATH)
+        self.seen.mark_version = None if found.mark is None else found.mark.version
+        self.seen.ledger_version = None if found.ledger is None else found.ledger.version
+        return found
+
+    def finish(self, version: int, proof: str) -> bool:
+        self.marks.forget_reason(LEDGER)
+        return self.marks.finish(LEDGER, version, proof=proof)
 
     def read_ledger(self) -> StoredMetadata:
         stored = self.ledgers.read_latest(LEDGER)
         self.seen.ledger_version = stored.version
         return stored
+
+    def replace_members(self, metadata: LedgerMetadata, stored: StoredMetadata, proof: str) -> StoredMetadata:
+        written = self.ledgers.write_proven(LEDGER, metadata, stored, proof)
+        self.seen.ledger_version = written.version
+        return written
 
     def read_bookies(self, members: frozenset[str]) -> BookiesFound:
         # The lists first, as RepairPerformer does.
