@@ -25,6 +25,7 @@ from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, StopRequest,
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
+    AskPace,
     AskThrottle,
     BookiesFound,
     ChooseTarget,
@@ -35,6 +36,7 @@ from bk_spark.protocol.replication.actions import (
     LedgerRecovered,
     MembersReplaced,
     MisplacedFound,
+    PacePassed,
     ReadBookies,
     ReadLastAddConfirmed,
     ReadLedger,
@@ -180,6 +182,8 @@ class RepairedCluster:
                 return self._read(request_id, bookie_id, entry_ids)
             case WriteEntries():
                 return self._write(action)
+            case AskPace(request_id):
+                return PacePassed(request_id)
             case AskThrottle(request_id):
                 return ThrottlePassed(request_id)
             case StartTimer() | StopTimer() | StopRequest() | ReportFailure():

@@ -20,8 +20,10 @@ from bk_spark.protocol.ledger.reading.read_actions import (
 from bk_spark.protocol.machine import StartTimer, StopRequest, Succeeded, TimerFired
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
+    AskPace,
     AskThrottle,
     EntriesWritten,
+    PacePassed,
     StoredEntries,
     ThrottlePassed,
     WriteEntries,
@@ -29,7 +31,7 @@ from bk_spark.protocol.replication.actions import (
 from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
 from bk_spark.protocol.replication.fragment_copy import FragmentCopy
 from bk_spark.protocol.replication.fragments import fragments_of
-from bk_spark.protocol.replication.known_entries import KnownEntries
+from bk_spark.protocol.replication.known_entries import KnownEntries, KnownNeighbours
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from tests.support.ledgers import LEDGER, ledger
 from tests.support.repair import stored_entry
@@ -64,7 +66,13 @@ class Copying:
         self.actions: list[Any] = []
 
     def take(self, kind: type[Any]) -> list[Any]:
-        self.actions += self.machine.take_actions()
+        """Take the actions of one kind. Nothing waits for the pace, unless this asks for what does."""
+        while actions := self.machine.take_actions():
+            self.actions += actions
+            for asked in [each for each in self.actions if isinstance(each, AskPace)]:
+                if kind is not AskPace:
+                    self.actions.remove(asked)
+                    self.machine.handle(PacePassed(asked.request_id))
         found = [action for action in self.actions if isinstance(action, kind)]
         self.actions = [action for action in self.actions if not isinstance(action, kind)]
         return found
@@ -129,6 +137,22 @@ def test_batches_are_bounded_in_number_and_bytes() -> None:
     assert copying.finish().copied == {0}
 
 
+def test_a_batch_is_read_when_its_time_has_come() -> None:
+    copying = Copying(batches=3, batch_bytes=200, max_answer_bytes=5_000_000)
+    first, *others = copying.take(AskPace)
+    # A fragment costs more than its entries.
+    assert first.size_bytes == 200 + CopyLimits().fragment_bytes
+    assert [each.size_bytes for each in others] == [200, 200]
+    copying.machine.handle(PacePassed(first.request_id))
+    (read,) = [each for each in copying.machine.take_actions() if isinstance(each, ReadBatch)]
+    copying.answer(read)
+    (asked,) = [each for each in copying.machine.take_actions() if isinstance(each, AskThrottle)]
+    assert asked.paced_bytes == 200
+    for each in others:
+        copying.machine.handle(PacePassed(each.request_id))
+    assert len(copying.take(ReadBatch)) == 2
+
+
 def test_no_more_is_read_while_too_many_bytes_are_not_acknowledged() -> None:
     copying = Copying(batches=8, batch_bytes=200, pending_bytes=300, max_answer_bytes=5_000_000)
     reads = copying.take(ReadBatch)
@@ -152,17 +176,59 @@ def test_what_is_known_is_written_and_not_read() -> None:
     copying = Copying(known=known, max_answer_bytes=5_000_000)
     reads = copying.take(ReadBatch)
     assert [read.entry_ids for read in reads] == [range(1, 7), range(9, COUNT - 1)]
+    # With what is read beside it.
+    for read in reads:
+        copying.answer(read)
     for asked in copying.take(AskThrottle):
         copying.machine.handle(ThrottlePassed(asked.request_id))
     writes = copying.take(WriteEntries)
-    assert [write.entries.entry_ids for write in writes] == [range(1), range(7, 9), range(COUNT - 1, COUNT)]
-    assert writes[1].entries.records == copying.records(range(7, 9))
+    assert [write.entries.entry_ids for write in writes] == [range(7), range(7, COUNT)]
+    assert b"".join(write.entries.records for write in writes) == copying.records(range(COUNT))
     for write in writes:
         copying.machine.handle(EntriesWritten(write.request_id, Code.OK))
-    for read in reads:
-        copying.answer(read)
     done = copying.finish()
     assert (done.copied, done.entries) == ({0}, COUNT)
+
+
+def test_known_entries_beside_others_are_written_once() -> None:
+    other, known = Copying(), KnownEntries(10_000)
+    for entry_id in (0, 9, 10, COUNT - 1):
+        known.add(StoredEntries(range(entry_id, entry_id + 1), other.records(range(entry_id, entry_id + 1))))
+    copying = Copying(known=known, batch_bytes=600, max_answer_bytes=5_000_000)
+    written: list[int] = []
+
+    def note(write: WriteEntries) -> Code:
+        assert write.entries.records == copying.records(write.entries.entry_ids)
+        written.extend(write.entries.entry_ids)
+        return Code.OK
+
+    # The first answer is short. Its rest is read again.
+    reads = copying.take(ReadBatch)
+    assert [read.entry_ids for read in reads] == [range(1, 7), range(7, 9), range(11, 17), range(17, 19)]
+    copying.answer(reads[0], 2)
+    for read in reads[1:]:
+        copying.answer(read)
+    assert copying.finish(note).entries == COUNT
+    assert sorted(written) == list(range(COUNT))
+
+
+def test_known_entries_of_a_striped_ledger_join_their_own_series() -> None:
+    neighbours = KnownNeighbours(100)
+
+    def stored(*entry_ids: int) -> StoredEntries:
+        step = entry_ids[1] - entry_ids[0] if len(entry_ids) > 1 else 1
+        return StoredEntries(range(entry_ids[0], entry_ids[-1] + 1, step), memoryview(bytes(entry_ids)))
+
+    unread = [range(3, 12, 3)]
+    assert neighbours.take(stored(0), 3, unread)
+    assert neighbours.take(stored(12), 3, unread)
+    assert not neighbours.take(stored(1), 3, unread)
+    assert not neighbours.take(StoredEntries(range(1), memoryview(bytes(101))), 3, unread)
+    # Entry 3 was read alone.
+    assert neighbours.join(stored(3)) == stored(0, 3)
+    assert neighbours.join(stored(6)) == stored(6)
+    assert neighbours.join(stored(6, 9)) == stored(6, 9, 12)
+    assert neighbours.join(stored(3)) == stored(3)
 
 
 def test_known_entries_count_as_pending() -> None:
@@ -391,5 +457,8 @@ def test_entries_that_could_not_be_read_before_come_first() -> None:
     machine = FragmentCopy(
         LEDGER, metadata, fragment, {0: "b9"}, {0}, limits, request_ids=itertools.count(1), read_first={17, 99}
     )
+    for asked in machine.take_actions():
+        assert isinstance(asked, AskPace)
+        machine.handle(PacePassed(asked.request_id))
     reads = [action for action in machine.take_actions() if isinstance(action, ReadEntries)]
     assert [read.entry_ids for read in reads] == [range(17, 18), range(5)]

@@ -12,6 +12,7 @@ from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
     Gone,
     LockLost,
+    ReadLedger,
     RecoverLedger,
     Repaired,
     ReplaceMembers,
@@ -102,6 +103,27 @@ def test_r8_a_ledger_that_is_deleted_in_the_middle_does_not_come_back() -> None:
         cluster.before = delete
         assert cluster.repair(["b1"]) == Gone()
         assert cluster.metadata is None
+
+
+def test_r8_a_ledger_that_was_made_again_after_a_conflict_stays() -> None:
+    """It is made again between the conflict and the next read, with the same members."""
+    cluster = RepairedCluster(closed(), BOOKIES, 9)
+    cluster.lose("b1")
+    again = ledger(Quorum(3, 3, 2), (0, "b1 b2 b3")).closed(9, 100)
+    conflicts: list[int] = []
+
+    def interfere(action: Any) -> None:
+        if isinstance(action, ReplaceMembers) and not conflicts:
+            cluster.version += 1
+            conflicts.append(cluster.version)
+        elif isinstance(action, ReadLedger) and conflicts and cluster.created_zxid == 11:
+            cluster.metadata, cluster.created_zxid, cluster.version = again, 12, 3
+            for bookie_id in ("b2", "b3"):
+                cluster.disks[bookie_id] = {each: stored_entry(again, each) for each in range(10)}
+
+    cluster.before = interfere
+    assert isinstance(cluster.repair(["b1"]), Repaired)
+    assert len(cluster.written) == 20
 
 
 def test_r8_copies_of_a_deleted_ledger_are_not_named_by_one_made_again_under_its_id() -> None:

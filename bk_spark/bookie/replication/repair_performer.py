@@ -27,6 +27,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.under_replication import Mark
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import (
+    AskPace,
     AskThrottle,
     BookiesFound,
     ChooseTarget,
@@ -37,6 +38,7 @@ from bk_spark.protocol.replication.actions import (
     LedgerRecovered,
     MembersReplaced,
     MisplacedFound,
+    PacePassed,
     ReadBookies,
     ReadLastAddConfirmed,
     ReadLedger,
@@ -242,6 +244,8 @@ class RepairPerformer:
                 return self._recover(metadata)
             case WriteEntries():
                 return self._write(action)
+            case AskPace():
+                return self._keep_pace(action)
             case AskThrottle():
                 return self._throttle(action)
             case ReadEntries() | ReadBatch():
@@ -353,12 +357,16 @@ class RepairPerformer:
     def _note(self, request: CopyRequest, took_ms: float) -> None:
         self._repairs.pace.answered(request, took_ms, time.monotonic() * 1000)
 
+    async def _keep_pace(self, action: AskPace) -> PacePassed:
+        # Targets share the work, so what several of them get counts once.
+        await asyncio.sleep(self._repairs.pace.take(action.size_bytes, time.monotonic() * 1000) / 1000)
+        return PacePassed(action.request_id)
+
     async def _throttle(self, action: AskThrottle) -> ThrottlePassed:
         self._repairs.read.add(action.read)
         entries, size_bytes = len(action.read.entry_ids), len(action.read.records)
         await self._repairs.throttle(entries * action.targets, size_bytes * action.targets)
-        # Targets share the work, so what several of them get counts once.
-        await asyncio.sleep(self._repairs.pace.take(size_bytes, time.monotonic() * 1000) / 1000)
+        self._repairs.pace.settle(size_bytes - action.paced_bytes)
         return ThrottlePassed(action.request_id)
 
 

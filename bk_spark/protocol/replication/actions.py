@@ -180,13 +180,30 @@ class EntriesWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPace:
+    """A batch that has about ``size_bytes`` is to be copied. Wait until its time has come: :class:`PacePassed`."""
+
+    request_id: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PacePassed:
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskThrottle:
     """Entries were read, and are to be written to so many ``targets``. Wait until that is allowed:
-    :class:`ThrottlePassed`."""
+    :class:`ThrottlePassed`.
+
+    ``paced_bytes`` is what the pace was asked for. The difference counts for the next batches.
+    """
 
     request_id: int
     read: StoredEntries
     targets: int
+    paced_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +212,19 @@ class ThrottlePassed:
 
 
 RequestAction = (
-    ReadEntries | ReadBatch | WriteEntries | AskThrottle | ReportFailure | StartTimer | StopTimer | StopRequest
+    ReadEntries
+    | ReadBatch
+    | WriteEntries
+    | AskPace
+    | AskThrottle
+    | ReportFailure
+    | StartTimer
+    | StopTimer
+    | StopRequest
 )
-RequestEvent = EntriesRead | BatchRead | BatchRefused | EntriesWritten | ThrottlePassed | RequestFailed | TimerFired
+RequestEvent = (
+    EntriesRead | BatchRead | BatchRefused | EntriesWritten | PacePassed | ThrottlePassed | RequestFailed | TimerFired
+)
 SingleAction = (
     ReadLedger
     | ReadBookies

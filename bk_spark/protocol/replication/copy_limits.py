@@ -28,6 +28,8 @@ class CopyLimits:
     pending_bytes
         No further batch is read while so many bytes are not yet acknowledged. Adds of other clients wait behind these
         bytes in the journal of a bookie.
+    fragment_bytes
+        What a fragment counts for in the pace besides its entries: checks, and changes of metadata, marks and locks.
     timeout_ms
         A bookie that does not answer for this long has failed.
     max_answer_bytes
@@ -40,6 +42,7 @@ class CopyLimits:
     batch_entries: int = 2_000
     batch_bytes: int = 256 * 1024
     pending_bytes: int = 2 * 1024 * 1024
+    fragment_bytes: int = 256 * 1024
     timeout_ms: int = 5_000
     max_answer_bytes: int | None = None
     busy_pause_ms: int = 100

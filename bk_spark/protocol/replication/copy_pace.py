@@ -81,6 +81,11 @@ class CopyPace:
         self._waited |= begin_ms > now_ms
         return begin_ms - now_ms
 
+    def settle(self, size_bytes: int) -> None:
+        """Correct what was taken: a batch turned out to have so many bytes more, or less if it is negative."""
+        if self._least > 0:
+            self._paid_until_ms += size_bytes * 1000 / self.bytes_per_s
+
     def answered(self, request: CopyRequest, took_ms: float, now_ms: float) -> None:
         """Note how long a bookie took to answer. Failed requests do not count: their time is not that of an answer."""
         if self._least <= 0:

@@ -9,6 +9,7 @@
   position that stores it can be replaced: its old bookie may be the last one to have the entry, if it returns. The
   other positions are copied all the same.
 * Entries that the check has just read and verified are not read again.
+* The pace is asked before a batch is read, so that reads are spread as writes are.
 * Several batches are under way. Entries and bytes in memory are bounded.
 """
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bk_spark.protocol.codes import Code
@@ -35,54 +35,24 @@ from bk_spark.protocol.ledger.reading.read_actions import (
 from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTimer, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.actions import (
+    AskPace,
     AskThrottle,
     EntriesWritten,
+    PacePassed,
     RequestAction,
     RequestEvent,
     StoredEntries,
     ThrottlePassed,
     WriteEntries,
 )
+from bk_spark.protocol.replication.copy_batches import Add, Batch, Writing
 from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
 from bk_spark.protocol.replication.fragments import Fragment
-from bk_spark.protocol.replication.known_entries import KnownEntries
+from bk_spark.protocol.replication.known_entries import KnownEntries, KnownNeighbours
 from bk_spark.protocol.replication.verification import key_of, reason_of_answer, right_entries
 from bk_spark.protocol.wire.code_errors import AbsentError, reason_of
 
 _P = TypeVar("_P")
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Entries with one write set, while they are read."""
-
-    entry_ids: range
-    sources: list[str]
-    failed: dict[str, str] = field(default_factory=dict)
-    asked: str = ""
-    asked_ids: range = range(0)
-    #: The bookie broke the connection at a batch read. It may not know these.
-    one_by_one: bool = False
-    #: Copies of an entry whose digest is unknown.
-    copies: list[StoredEntries] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Writing:
-    """Entries that wait for the throttle, or for their targets' answers."""
-
-    entries: StoredEntries
-    #: Targets without an answer.
-    targets: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Add:
-    writing: _Writing
-    target: str
-    attempts: int = 1
-    #: The target was busy, and a pause has not ended.
-    pausing: bool = False
 
 
 class FragmentCopy:
@@ -127,15 +97,25 @@ class FragmentCopy:
         self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.length else 0.0
         known = known or KnownEntries()
         wanted = list(fragment.series(targets))
-        self._known = deque(entries for series in wanted for entries in known.batches(series, limits))
-        self._series = deque(part for series in wanted for part in known.unknown(series))
+        self._known: deque[StoredEntries] = deque()
+        self._neighbours = KnownNeighbours(limits.batch_bytes // 2)
+        self._series: deque[range] = deque()
+        for series in wanted:
+            unread = list(known.unknown(series))
+            self._series += unread
+            batches = known.batches(series, limits)
+            self._known += [each for each in batches if not self._neighbours.take(each, series.step, unread)]
         #: Entries to read before those of ``_series``.
         read_first = sorted(each for each in read_first if each in fragment.entry_ids and each not in known)
         self._again = deque(range(each, each + 1) for each in read_first)
         self._batch_number = 0
-        self._reads: dict[int, _Batch] = {}
-        self._waiting: dict[int, _Writing] = {}
-        self._adds: dict[int, _Add] = {}
+        #: What the next batch counts for besides its own bytes.
+        self._more_bytes = limits.fragment_bytes
+        #: Batches that wait for the pace.
+        self._paced: dict[int, Batch] = {}
+        self._reads: dict[int, Batch] = {}
+        self._waiting: dict[int, Writing] = {}
+        self._adds: dict[int, Add] = {}
         self._open = 0
         self._held_bytes = 0
         #: Bookies that failed a read.
@@ -159,6 +139,8 @@ class FragmentCopy:
                 self._on_read(request_id, event)
             case BatchRefused(request_id):
                 self._on_refused(request_id)
+            case PacePassed(request_id):
+                self._on_paced(request_id)
             case ThrottlePassed(request_id):
                 self._on_passed(request_id)
             case EntriesWritten(request_id, code):
@@ -182,20 +164,37 @@ class FragmentCopy:
                 break
             if self._known and not self._again:
                 entries = self._known.popleft()
-                self._open += 1
-                self._on_entries(_Batch(entries.entry_ids, []), entries)
+                self._begin(Batch(entries.entry_ids, [], entries, len(entries.records)))
                 continue
             entry_ids = self._next_entries()
             if not entry_ids:
                 break
             if self._positions(entry_ids):
-                self._open += 1
-                self._ask(_Batch(entry_ids, self._sources(entry_ids[0])))
+                size_bytes = int(self._average_bytes * len(entry_ids))
+                self._begin(Batch(entry_ids, self._sources(entry_ids[0]), paced_bytes=size_bytes))
         if not self._active:
             self._stop_all()
         if not self._open:
             found = self._unreadable, self._failed_targets, self._entries, self._size_bytes
             self.outcome = Succeeded(CopyResult(frozenset(self._active), *found))
+
+    def _begin(self, batch: Batch) -> None:
+        self._open += 1
+        if batch.known is not None:
+            self._held_bytes += len(batch.known.records)
+        request_id = next(self._request_ids)
+        self._paced[request_id] = batch
+        self._actions.append(AskPace(request_id, batch.paced_bytes + self._more_bytes))
+        self._more_bytes = 0
+
+    def _on_paced(self, request_id: int) -> None:
+        batch = self._paced.pop(request_id, None)
+        if batch is None:
+            return
+        if batch.known is not None:
+            self._on_entries(batch, batch.known)
+        else:
+            self._ask(batch)
 
     def _next_entries(self) -> range:
         waiting = self._again or self._series
@@ -223,7 +222,7 @@ class FragmentCopy:
         others = [each for each in holders if each not in healthy]
         return [*healthy[turn:], *healthy[:turn], *sorted(others, key=self._bad.__contains__)]
 
-    def _ask(self, batch: _Batch) -> None:
+    def _ask(self, batch: Batch) -> None:
         """Ask the next source. Without one, settle what was found."""
         if not batch.one_by_one:
             if not batch.sources:
@@ -260,7 +259,7 @@ class FragmentCopy:
         else:
             self._on_entries(batch, entries)
 
-    def _on_source_failed(self, batch: _Batch, reason: str) -> None:
+    def _on_source_failed(self, batch: Batch, reason: str) -> None:
         batch.one_by_one = False
         batch.failed[batch.asked] = reason
         self._suspects.add(batch.asked)
@@ -273,7 +272,7 @@ class FragmentCopy:
             batch.one_by_one = True
             self._ask(batch)
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: Batch) -> None:
         """Every source was asked."""
         if len({bytes(copy.records) for copy in batch.copies}) == 1:
             self._on_entries(batch, batch.copies[0])
@@ -288,20 +287,23 @@ class FragmentCopy:
             del self._active[position]
         self._open -= 1
 
-    def _on_entries(self, batch: _Batch, entries: StoredEntries) -> None:
-        count, size_bytes = len(entries.entry_ids), len(entries.records)
-        average = size_bytes / count
+    def _on_entries(self, batch: Batch, entries: StoredEntries) -> None:
+        count = len(entries.entry_ids)
+        average = len(entries.records) / count
         self._average_bytes = (self._average_bytes + average) / 2 if self._average_bytes else average
         if count < len(batch.entry_ids):
             self._again.appendleft(batch.entry_ids[count:])
+        entries = self._neighbours.join(entries)
+        size_bytes = len(entries.records)
         targets = {self._active[position] for position in self._positions(entries.entry_ids)}
         if not targets:
             self._open -= 1
+            self._held_bytes -= 0 if batch.known is None else size_bytes
             return
-        self._held_bytes += size_bytes
+        self._held_bytes += size_bytes if batch.known is None else 0
         request_id = next(self._request_ids)
-        self._waiting[request_id] = _Writing(entries, targets)
-        self._actions.append(AskThrottle(request_id, entries, len(targets)))
+        self._waiting[request_id] = Writing(entries, targets)
+        self._actions.append(AskThrottle(request_id, entries, len(targets), batch.paced_bytes))
 
     # --- writing ---
 
@@ -311,10 +313,10 @@ class FragmentCopy:
             return
         writing.targets &= set(self._active.values())
         for target in sorted(writing.targets):
-            self._add(_Add(writing, target))
+            self._add(Add(writing, target))
         self._end_if_written(writing)
 
-    def _add(self, add: _Add) -> None:
+    def _add(self, add: Add) -> None:
         request_id = next(self._request_ids)
         self._adds[request_id] = add
         self._actions += [
@@ -339,11 +341,11 @@ class FragmentCopy:
             self._on_target_failed(add.target, reason_of(code, with_key=True))
         self._on_add_ended(add)
 
-    def _on_add_ended(self, add: _Add) -> None:
+    def _on_add_ended(self, add: Add) -> None:
         add.writing.targets.discard(add.target)
         self._end_if_written(add.writing)
 
-    def _end_if_written(self, writing: _Writing) -> None:
+    def _end_if_written(self, writing: Writing) -> None:
         if not writing.targets:
             self._held_bytes -= len(writing.entries.records)
             self._open -= 1
@@ -388,7 +390,7 @@ class FragmentCopy:
     def _stop_all(self) -> None:
         for request_id in (*self._reads, *self._adds):
             self._actions += [StopRequest(request_id), StopTimer(request_id)]
-        self._actions += map(StopRequest, self._waiting)
-        for pending in (self._reads, self._adds, self._waiting):
+        self._actions += map(StopRequest, (*self._paced, *self._waiting))
+        for pending in (self._paced, self._reads, self._adds, self._waiting):
             pending.clear()
         self._open = 0

@@ -71,6 +71,56 @@ class KnownEntries:
             yield series[begin:]
 
 
+class KnownNeighbours:
+    """A check reads the ends of a copy. Each would be a batch of its own, and a sync of the target's journal.
+
+    Parameters
+    ----------
+    most_bytes
+        Larger known entries are a batch of their own.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        #: The known entries and the step of their series, by the entry that follows, or precedes.
+        self._before: dict[int, tuple[StoredEntries, int]] = {}
+        self._after: dict[int, tuple[StoredEntries, int]] = {}
+
+    def take(self, known: StoredEntries, step: int, unread: Sequence[range]) -> bool:
+        """Keep ``known`` for :meth:`join`, if it lies beside one of the ``unread`` parts of its series."""
+        follows, precedes = known.entry_ids[-1] + step, known.entry_ids[0] - step
+        if len(known.records) > self._most_bytes:
+            return False
+        if follows not in self._before and any(part[0] == follows for part in unread):
+            self._before[follows] = known, step
+        elif precedes not in self._after and any(part[-1] == precedes for part in unread):
+            self._after[precedes] = known, step
+        else:
+            return False
+        return True
+
+    def join(self, read: StoredEntries) -> StoredEntries:
+        """Return what was read, with the known entries beside it. Each is returned once."""
+        before = self._before.pop(read.entry_ids[0], None)
+        after = self._after.pop(read.entry_ids[-1], None)
+        parts, step = [read], read.entry_ids.step
+        for found in (before, after):
+            if found is not None:
+                parts.insert(0 if found is before else len(parts), found[0])
+                step = found[1]
+        if len(parts) == 1:
+            return read
+        ids = range(parts[0].entry_ids[0], parts[-1].entry_ids[-1] + 1, step)
+        return StoredEntries(ids, memoryview(b"".join(part.records for part in parts)))
+
+
+def one_by_one(entries: StoredEntries) -> Iterator[StoredEntries]:
+    """Yield each entry by itself, without a copy."""
+    offsets = _offsets(entries)
+    for number in range(len(entries.entry_ids)):
+        yield _part(entries, offsets, number, number + 1)
+
+
 def _offsets(entries: StoredEntries) -> list[int]:
     """Return where each entry's record begins, and the end of the last one."""
     offsets = [0]

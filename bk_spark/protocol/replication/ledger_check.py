@@ -30,7 +30,7 @@ from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, StopTime
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.actions import RequestAction, RequestEvent
 from bk_spark.protocol.replication.fragments import Fragment
-from bk_spark.protocol.replication.known_entries import KnownEntries
+from bk_spark.protocol.replication.known_entries import KnownEntries, one_by_one
 from bk_spark.protocol.replication.verification import key_of, reason_of_answer, right_entries
 from bk_spark.protocol.wire.code_errors import AbsentError
 from bk_spark.protocol.wire.entry_availability import EntryAvailability
@@ -62,6 +62,8 @@ class _Probe:
     fragment: Fragment
     position: int
     entry_ids: range
+    #: Whether these are the ends of the copy.
+    ends: bool = False
     #: The first of them, which were asked for.
     asked_ids: range = range(0)
 
@@ -165,14 +167,15 @@ class LedgerCheck:
                     continue
                 if copy_of(fragment, position) in self._good:
                     continue
-                for entry_ids in self._wanted(fragment, position, bookie_id):
+                ends = fragment.ends(position)
+                # A copy that is gone as a whole is found by its ends, before the rest is read.
+                if ends:
+                    both = range(ends[0], ends[-1] + 1, max(1, ends[-1] - ends[0]))
+                    yield _Probe(fragment, position, both, ends=True)
+                for entry_ids in self._others(fragment, position, bookie_id, ends):
                     yield _Probe(fragment, position, entry_ids)
 
-    def _wanted(self, fragment: Fragment, position: int, bookie_id: str) -> Iterator[range]:
-        ends = fragment.ends(position)
-        # A copy that is gone as a whole is found by its ends, before the rest is read.
-        for entry_id in ends:
-            yield range(entry_id, entry_id + 1)
+    def _others(self, fragment: Fragment, position: int, bookie_id: str, ends: tuple[int, ...]) -> Iterator[range]:
         every, listed = self._every(fragment, bookie_id), self._lists.get(bookie_id)
         for own in fragment.series((position,)):
             # The ends lie at the ends of a series.
@@ -228,7 +231,9 @@ class LedgerCheck:
                 self._at_once = _entries_at_once(len(right.records) / len(right.entry_ids))
             # Without a password, one bookie's answer is not proven.
             if self._key is not None and probe.fragment.closed:
-                self._entries.add(right)
+                # The ends lie in no series together.
+                for known in one_by_one(right) if probe.ends else (right,):
+                    self._entries.add(known)
             rest = probe.entry_ids[len(right.entry_ids) :]
             if rest:
                 self._rest.append(_Probe(probe.fragment, probe.position, rest))

@@ -309,8 +309,8 @@ MUTATIONS: Final = (
     Mutation(
         "The latest state is read after a sync in the same session.",
         "bk_spark/bookie/metadata/zookeeper.py",
-        "            self.sync(path)\n            found = self.get(path, watch)",
-        "            found = self.get(path, watch)",
+        "[path], watch, sync=True)",
+        "[path], watch)",
         (
             "tests/integration/test_lagging_zookeeper.py::"
             "test_the_latest_metadata_are_those_that_any_server_has_acknowledged",

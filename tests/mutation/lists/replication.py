@@ -46,12 +46,42 @@ MUTATIONS: Final = (
     Mutation(
         "Metadata of another ledger with the same id are not changed.",
         "bk_spark/protocol/replication/member_replacement.py",
-        "if now.created_zxid != stored.created_zxid or changed is None:",
+        "if now.created_zxid != created_zxid or changed is None:",
         "if changed is None:",
+        ("tests/unit/test_ledger_repair_meanwhile.py::test_r8_a_ledger_that_was_made_again_after_a_conflict_stays",),
+    ),
+    Mutation(
+        "After a grace period the ledger is read again.",
+        "bk_spark/protocol/replication/ledger_repair.py",
+        "        graced = self._graced\n        self._latest = None\n",
+        "        graced = self._graced\n",
         (
             "tests/unit/test_ledger_repair_meanwhile.py::"
-            "test_r8_copies_of_a_deleted_ledger_are_not_named_by_one_made_again_under_its_id",
+            "test_r5_a_writer_that_replaced_the_bookie_in_the_grace_period_is_not_fenced",
         ),
+    ),
+    Mutation(
+        "Who does not know whether it holds a lock looks before it deletes it.",
+        "bk_spark/bookie/replication/under_replication_store.py",
+        "held = self._held.get(ledger_id) == proof",
+        "held = True",
+        (
+            "tests/integration/test_under_replication_store.py::test_to_finish_again_leaves_what_others_do_with_the_ledger",
+        ),
+    ),
+    Mutation(
+        "A fragment counts in the pace besides its entries.",
+        "bk_spark/protocol/replication/fragment_copy.py",
+        "AskPace(request_id, batch.paced_bytes + self._more_bytes)",
+        "AskPace(request_id, batch.paced_bytes)",
+        ("tests/unit/test_fragment_copy.py::test_a_batch_is_read_when_its_time_has_come",),
+    ),
+    Mutation(
+        "What a batch had more or less than its estimate counts in the pace.",
+        "bk_spark/bookie/replication/repair_performer.py",
+        "self._repairs.pace.settle(size_bytes - action.paced_bytes)",
+        "pass",
+        ("tests/integration/test_ledger_repairs.py::test_r9_a_ledger_of_several_fragments_is_repaired",),
     ),
     Mutation(
         "A good copy counts only while its bookie keeps its registration.",

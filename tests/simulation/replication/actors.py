@@ -29,6 +29,7 @@ from bk_spark.protocol.machine import EndedBy, StartTimer, StopRequest, Succeede
 from bk_spark.protocol.metadata.cookie import Cookie
 from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.replication.actions import (
+    AskPace,
     AskThrottle,
     BookiesFound,
     ChooseTarget,
@@ -42,6 +43,7 @@ from bk_spark.protocol.replication.actions import (
     MembersReplaced,
     MisplacedFound,
     NothingBad,
+    PacePassed,
     ReadBookies,
     ReadLastAddConfirmed,
     ReadLedger,
@@ -226,6 +228,8 @@ class RepairRun(ReadRunner):
                 out.append(Retry(self.actor, ("again", self.number, request_id), ""))
             case FindMisplaced():
                 self.machine.handle(MisplacedFound(0, 0))
+            case AskPace(request_id):
+                self.machine.handle(PacePassed(request_id))
             case AskThrottle(request_id):
                 self.machine.handle(ThrottlePassed(request_id))
             case WriteEntries():
