@@ -25,6 +25,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from bk_spark.bookie.client_counts import ClientCounts
+from bk_spark.datasource.source import BookKeeperDataSource
 from bk_spark.datasource.task_counts import BATCHES, TaskCounts
 from bk_spark.protocol.errors import InvalidArgumentError
 
@@ -115,7 +116,7 @@ class StreamMetrics(StreamingQueryListener):
         """
         if self._tasks is not None:
             raise InvalidArgumentError("tasks are counted already, in one session for each StreamMetrics")
-        self._tasks = TaskCounts(spark)
+        self._tasks = TaskCounts(spark, BookKeeperDataSource)
 
     def batches(self) -> ClientCounts | None:
         """Return what the clients of the tasks of batch reads and writes did, all together.

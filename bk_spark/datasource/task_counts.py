@@ -19,6 +19,7 @@ from typing import Final
 from pyspark import Accumulator, AccumulatorParam, TaskContext
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.datasource.connections import client_of
@@ -54,15 +55,13 @@ class _Sums(AccumulatorParam[_Counts]):
 
 
 class TaskCounts:
-    """The sums of a session's tasks, in the driver's program. Thread-safe.
+    """The sums of a session's tasks, in the driver's program. Thread-safe. Registers ``source``, the data source.
 
     Raises InvalidArgumentError for a session of Spark Connect, and for a Spark that refuses to register the source
     again.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
-        from bk_spark.datasource.source import BookKeeperDataSource
-
+    def __init__(self, spark: SparkSession, source: type[DataSource]) -> None:
         try:
             self._accumulator = spark.sparkContext.accumulator({}, _Sums())
         except PySparkException as error:
@@ -71,7 +70,7 @@ class TaskCounts:
                 "Leave count_tasks out"
             ) from error
         try:
-            spark.dataSource.register(BookKeeperDataSource)
+            spark.dataSource.register(source)
         except AnalysisException as error:
             raise InvalidArgumentError(
                 f"tasks cannot count with Spark {spark.version}, because it registers no source again that it has "
