@@ -206,6 +206,10 @@ class Log(LogTables):
     def truncate(self, up_to_offset: int, *, dry_run: bool = False) -> int:
         return self._upkeep.truncate(up_to_offset, dry_run=dry_run)
 
+    @documented_as(LogUpkeep.give_up_tail)
+    def give_up_tail(self, entries: int, *, dry_run: bool = False) -> range:
+        return self._upkeep.give_up_tail(entries, dry_run=dry_run)
+
     @documented_as(LogUpkeep.policy)
     def policy(self) -> Policy:
         return self._upkeep.policy()

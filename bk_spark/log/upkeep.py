@@ -8,6 +8,7 @@ from typing import Final
 
 from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import decision_steps
+from bk_spark.log.core.tail.give_up import GiveUpTail
 from bk_spark.log.formats.znodes import Policy
 from bk_spark.log.gc.maintenance import MaintenanceReport, maintenance_steps
 from bk_spark.log.gc.reap_rules import ReapLimits
@@ -49,6 +50,36 @@ class LogUpkeep:
             Retry.
         """
         change = self._truncation(up_to_offset)
+        return self._log.run(decision_steps(change, self._log.now_ms)) if dry_run else self._log.change(change)
+
+    def give_up_tail(self, entries: int, *, dry_run: bool = False) -> range:
+        """Let a log go on whose open end is a ledger that was deleted: its offsets are lost, and later ones follow.
+
+        Reads of the lost offsets fail, or skip them where lost data may be skipped. Truncation removes them.
+
+        Parameters
+        ----------
+        entries
+            How many offsets to give up: at least as many entries as any reader has seen there. New entries have later
+            offsets. 0 if nothing was ever acknowledged.
+        dry_run
+            Change nothing.
+
+        Returns
+        -------
+        range
+            The lost offsets.
+
+        Raises
+        ------
+        LedgerRefusedError
+            If the log has no open end, or its ledger exists.
+        LogTailOpenError
+            If a log writer holds the tail.
+        InvalidArgumentError
+            If the number is out of bounds.
+        """
+        change = GiveUpTail(self._log.paths, entries, self._log.ledgers.ledger_path)
         return self._log.run(decision_steps(change, self._log.now_ms)) if dry_run else self._log.change(change)
 
     def policy(self) -> Policy:

@@ -18,7 +18,7 @@ from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange,
 from bk_spark.log.formats.znodes import LedgerRegistration, Owner, Policy, encode_owner, encode_registration
 from bk_spark.log.gc.deletion import BeginDeletion
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.errors import LedgerFencedError, NoSuchLedgerError
+from bk_spark.protocol.errors import LedgerFencedError, LogRangeGoneError, NoSuchLedgerError
 from bk_spark.protocol.metadata.znodes import SetOp
 from bk_spark.protocol.quorum import Quorum
 from tests.support.logs import TELLING, registered_ledgers
@@ -113,6 +113,11 @@ def log(bkctl: Bkctl, store: LogStore) -> Log:
 def test_create_append_and_read(bkctl: Bkctl, store: LogStore) -> None:
     assert bkctl.ok("create", "events", "--write-quorum-size", 2).out.startswith("made log events  (")
     assert "exists already" in bkctl.fails("create", "events")
+    wide = bkctl("create", "wide", "--ensemble-size", 9)
+    assert (wide.status, wide.out.startswith("made log wide")) == (0, True)
+    assert wide.error.startswith(
+        "bkctl: log wide can be written once 9 writable bookies are registered (now: 3): start"
+    )
     assert "log name" in bkctl.fails("create", "a/b")
     assert store.open_log("events").settings.quorum == Quorum(3, 2, 2)
 
@@ -500,13 +505,51 @@ def test_a_log_whose_open_end_was_deleted_says_so_and_shows_what_is_sealed(
         tail = log.snapshot().open_tail
         assert tail is not None
         client.delete(tail.ledger_id)
-    lost = "was deleted, with all that was written from offset 30 on. Read what is before as of offset 29 (asOf), and"
+    lost = "was deleted, with all that was written from offset 30 on. Read what is before as of offset 29 (asOf). To"
     assert lost in bkctl.fails("read", "events")
     assert lost in bkctl.fails("read", "events", "--follow", "--count", 31)
     assert "open end of log events was deleted" in bkctl.fails("append", "events", stdin=b"x\n")
     assert read(bkctl, "--to", 30) == list(range(30))
+    assert log.scan(["value"], end=30).to_arrow().num_rows == 30
+    with pytest.raises(NoSuchLedgerError, match="bkctl log give-up-tail"):
+        log.scan(["value"], end=31)
     rows = log.scan(["value"], as_of=29).to_arrow()["value"].to_pylist()
     assert rows == [b"row %d" % n for n in range(30)]
+    # What is lost is given up on the operator's word, and the log goes on behind it.
+    assert "give --yes" in bkctl.fails("give-up-tail", "events", "--entries", 100)
+    dry = bkctl.ok("give-up-tail", "events", "--entries", 100, "--dry-run").out
+    assert dry == "offsets 30 to 130 would be lost; the log would go on at offset 130\n"
+    assert log.snapshot().open_tail == tail
+    given_up = bkctl.ok("give-up-tail", "events", "--entries", 100, "--yes", "--json").json
+    assert given_up == {"dry_run": False, "lost_start": 30, "lost_end": 130}
+    assert "has no open end" in bkctl.fails("give-up-tail", "events", "--yes")
+    assert bkctl.ok("append", "events", stdin=b"row 130\n").out == "appended 1 entries: offsets 130 to 131\n"
+    assert read(bkctl, "--from", 130) == [130]
+    assert f"ledger {tail.ledger_id}" in bkctl.fails("read", "events")
+    with pytest.raises(LogRangeGoneError, match=r"offsets \[30, 130\) of log events are gone"):
+        log.scan(["value"]).to_arrow()
+    assert log.scan(["value"], start=130).to_arrow()["value"].to_pylist() == [b"row 130"]
+    assert bkctl("verify", "events").status == 3
+    assert bkctl.ok("truncate", "events", 130, "--yes").out.startswith("the log begins at offset 130")
+    assert read(bkctl) == [130]
+
+
+def test_an_open_end_is_given_up_only_if_its_ledger_is_gone_and_nobody_writes(
+    bkctl: Bkctl, log: Log, metadata_service_uri: str, fresh_root: str
+) -> None:
+    assert "has no open end" in bkctl.fails("give-up-tail", "events", "--yes")
+    with BlockingClient(metadata_service_uri, config=TELLING) as client:
+        writer = LogStore.of(client, fresh_root).open_log("events", password=PASSWORD).open_writer()
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        assert f"bkctl ledger delete {tail.ledger_id} --force" in bkctl.fails("give-up-tail", "events", "--yes")
+        client.delete(tail.ledger_id)
+        assert "holds the tail open: close it" in bkctl.fails("give-up-tail", "events", "--yes")
+        writer.abandon()
+    # Nothing was acknowledged, so no offset has to be lost.
+    assert bkctl.ok("give-up-tail", "events", "--entries", 0, "--yes").out.endswith("the log goes on at offset 30\n")
+    assert bkctl.ok("append", "events", stdin=b"row 30\n").out == "appended 1 entries: offsets 30 to 31\n"
+    assert read(bkctl) == list(range(31))
 
 
 def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
 
+import pyarrow as pa
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
@@ -22,10 +24,12 @@ from bk_spark.protocol.errors import (
     LedgerClosedError,
     LogFencedError,
     LogTailOpenError,
+    UnauthorizedError,
 )
 from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
+from tests.support.bookie import add_frame
 from tests.support.logs import PASSWORD, TELLING, commit, entries, new_log
 from tests.support.zookeeper_sessions import expire
 
@@ -328,3 +332,37 @@ def test_several_threads_may_append(log: Log) -> None:
     found = entries(log)
     assert [found[offset] for offset in offsets.values()] == list(offsets)
     assert len(found) == 900
+
+
+def test_ids_of_ledgers_that_somebody_else_used_before(cluster: LocalCluster, client: BlockingClient, log: Log) -> None:
+    """Whoever may write to bookies may use the ids that come next, with a password of their own."""
+
+    def use_next(ids: int) -> None:
+        last = client.create()
+        last.close()
+        following = range(last.ledger_id + 1, last.ledger_id + 1 + ids)
+        for bookie in cluster.bookies:
+            host, port = bookie.id.rsplit(":", 1)
+            with socket.create_connection((host, int(port))) as peer:
+                for ledger_id in following:
+                    peer.sendall(add_frame(ledger_id, 0, size=100))
+                    assert peer.recv(4096)
+
+    use_next(2)
+    assert log.write(pa.table({"value": [b"one", b"two"]})).start_offset == 0
+    use_next(1)
+    writer = log.open_writer()
+    writer.append(b"refused")
+    with pytest.raises(UnauthorizedError, match="UNAUTHORIZED"):
+        writer.flush()
+    writer.abandon()
+    with pytest.raises(UnauthorizedError, match="recovery"):
+        log.open_writer()
+    # Nothing in that ledger was acknowledged. An operator gives it up.
+    tail = log.snapshot().open_tail
+    assert tail is not None
+    client.delete(tail.ledger_id)
+    assert log.give_up_tail(0) == range(2, 2)
+    with log.open_writer() as writer:
+        assert writer.append(b"three") == 2
+    assert entries(log) == [b"one", b"two", b"three"]

@@ -591,6 +591,28 @@ def test_many_logs_are_opened_together(world: World, monkeypatch: pytest.MonkeyP
     assert counted.total() < 12, counted
 
 
+def test_a_batch_that_ends_before_an_open_end_that_was_deleted(world: World, tail_client: BlockingClient) -> None:
+    log = world.log()
+    world.append(log, (5, 50))
+    writer = LogStore.of(tail_client, world.store.root).open_log("events", password=b"").open_writer()
+    writer.abandon()
+    tail = log.snapshot().open_tail
+    assert tail is not None
+    world.client.delete(tail.ledger_id)
+
+    def planned(end: str) -> int:
+        given = {"metadataServiceUri": world.uri, "logRoot": world.store.root, "log": "events", "endingOffsets": end}
+        splits = batch_splits(parse_options(given, writing=False), RAW_SCHEMA, Conditions())
+        return sum(piece.entries for split in splits for piece in split.pieces)
+
+    assert planned('{"events": 5}') == 5
+    for end in ("latest", '{"events": -1}'):
+        with pytest.raises(NoSuchLedgerError, match="bkctl log give-up-tail"):
+            planned(end)
+    log.give_up_tail(3)
+    assert planned("latest") == 8
+
+
 def test_a_pattern_that_nothing_matches_yet(world: World) -> None:
     reader = world.reader(logPattern="events", startingOffsets="earliest")
     start = reader.initialOffset()

@@ -118,7 +118,7 @@ def test_a_range_beyond_the_end_is_refused_once_the_list_is_unchanged() -> None:
 
 def test_a_tail_whose_ledger_stays_gone_is_an_error() -> None:
     once = ((TakeList(), ListTaken(0, 10)), (LookAtTail(), TailSeen(TAIL, False)), (AskTailEnd(TAIL), GONE))
-    with pytest.raises(NoSuchLedgerError, match="was deleted.* as of offset 9 .*, and write to a new log"):
+    with pytest.raises(NoSuchLedgerError, match="was deleted.* as of offset 9 .*give-up-tail, or write to a new log"):
         play(ReadRange("flights", 5, 15).plan_steps(), *once, *once)
 
 
@@ -149,7 +149,7 @@ def test_the_readable_end() -> None:
     seen = (LookAtTail(), TailSeen(TAIL, False))
     assert play(readable_end_steps(10), seen, (AskTailEnd(TAIL), TailEnd(13))) == 13
     assert play(readable_end_steps(10), seen, (AskTailEnd(TAIL), GONE), (LookAtTail(), NO_TAIL)) == 10
-    with pytest.raises(NoSuchLedgerError, match="was deleted.* as of offset 9 .*, and write to a new log"):
+    with pytest.raises(NoSuchLedgerError, match="was deleted.* as of offset 9 .*give-up-tail, or write to a new log"):
         play(readable_end_steps(10), seen, (AskTailEnd(TAIL), GONE), seen)
     other = TailSeen(dataclasses.replace(TAIL, ledger_id=8), False)
     with pytest.raises(NoSuchLedgerError) as raised:

@@ -1,8 +1,9 @@
-"""``bkctl log create``, ``append-ledger``, ``truncate``, ``retention`` and ``delete``."""
+"""``bkctl log create``, ``append-ledger``, ``truncate``, ``give-up-tail``, ``retention`` and ``delete``."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,14 +15,17 @@ from bk_spark.bkctl.logs.show import policy_record
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.client import DEFAULT_QUORUM
 from bk_spark.bookie.metadata.cluster_init import read_instance_id
+from bk_spark.log.core.tail.give_up import MAX_LOST_ENTRIES
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.settings.kinds import Kind, duration, size
+from bk_spark.settings.kinds import Kind, duration, size, whole
 
 _MAX: Final = (1 << 63) - 1
+#: More than a ledger of a log writer often has.
+_LOST_ENTRIES: Final = 1_000_000
 
 
 def add_commands(log: Any) -> None:
@@ -53,6 +57,18 @@ def add_commands(log: Any) -> None:
     )
     consent.add_options(truncate)
     truncate.set_defaults(run=_truncate)
+
+    give_up = log.add_parser("give-up-tail", help="let a log go on whose open end, a ledger, was deleted")
+    give_up.add_argument("name")
+    give_up.add_argument(
+        "--entries",
+        type=argument(whole(0, MAX_LOST_ENTRIES)),
+        default=_LOST_ENTRIES,
+        metavar="N",
+        help="offsets to give up, at least as many as any reader has seen there (default: %(default)s)",
+    )
+    consent.add_options(give_up)
+    give_up.set_defaults(run=_give_up_tail)
 
     retention = log.add_parser("retention", help="show or set what maintenance keeps of a log")
     retention.add_argument("name")
@@ -99,6 +115,14 @@ def _create(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     quorum = Quorum(options.ensemble_size, options.write_quorum_size, options.ack_quorum_size)
     settings = LogSettings.create(quorum, DigestType[options.digest_type], EntryFormat.RAW, password(options))
     log = LogStore.of(client, options.log_root).create_log(options.name, settings)
+    writable = sum(not bookie.read_only for bookie in client.bookies())
+    if writable < quorum.ensemble_size:
+        # Not an error: bookies may start later.
+        print(
+            f"bkctl: log {log.name} can be written once {quorum.ensemble_size} writable bookies are registered (now: "
+            f"{writable}): start more, or delete it and give a smaller --ensemble-size",
+            file=sys.stderr,
+        )
     if options.json:
         print_json({"name": log.name, "log_id": log.log_id})
     else:
@@ -127,6 +151,24 @@ def _truncate(client: BlockingClient, options: argparse.Namespace) -> ExitStatus
         print(f"the log would begin at offset {dropped.end}: {dropped} would be dropped")
     else:
         print(f"the log begins at offset {dropped.end}: {dropped.entries} entries dropped")
+    return ExitStatus.OK
+
+
+def _give_up_tail(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
+    log = open_log(client, options)
+    lost = log.give_up_tail(options.entries, dry_run=True)
+    if not options.dry_run:
+        consent.require(
+            options,
+            f"log {log.name}: whatever its open end held is lost, for good. Offsets {lost.start} to {lost.stop} would "
+            f"be given up, and new entries would follow from {lost.stop} on",
+        )
+        lost = log.give_up_tail(options.entries)
+    if options.json:
+        print_json({"dry_run": options.dry_run, "lost_start": lost.start, "lost_end": lost.stop})
+    else:
+        would, goes = ("would be", "would go") if options.dry_run else ("are", "goes")
+        print(f"offsets {lost.start} to {lost.stop} {would} lost; the log {goes} on at offset {lost.stop}")
     return ExitStatus.OK
 
 

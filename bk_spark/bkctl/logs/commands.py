@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from bk_spark.bkctl.logs import changes, checks, history, rows, show
 
-_METAVAR: Final = "list|show|history|read|append|append-ledger|create|truncate|retention|delete|verify|gc"
+_METAVAR: Final = "list|show|history|read|append|append-ledger|create|truncate|give-up-tail|retention|delete|verify|gc"
 
 
 def add_commands(groups: Any) -> None:

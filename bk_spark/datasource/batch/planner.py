@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from bk_spark.datasource.entries.split_rows import Split
 from bk_spark.datasource.options.options import SourceOptions
-from bk_spark.datasource.options.positions import batch_ranges
+from bk_spark.datasource.options.positions import batch_ranges, ending_position
 from bk_spark.datasource.planning import (
     check_ledger_schema,
     column_lookup,
@@ -47,7 +47,7 @@ def _of_logs(options: SourceOptions, logs: Mapping[str, Log], conditions: Condit
     snapshots = log_snapshots(logs)
     if options.as_of is not None:
         snapshots = past_snapshots(options.as_of, logs, snapshots)
-    bounds = {name: log_bounds(log, snapshots[name]) for name, log in logs.items()}
+    bounds = {name: log_bounds(log, snapshots[name], ending_position(options, name)) for name, log in logs.items()}
     pieces = []
     for name, asked in batch_ranges(options, bounds).items():
         start, end = conditions.within(*asked, bounds[name])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.options.range_options import NoMatch
 from bk_spark.log.positions.bounds import Bounds, Reading, Wanted, offsets_of, ranges_of
-from bk_spark.log.positions.texts import Edge
+from bk_spark.log.positions.texts import Edge, Position
 
 _NO_MATCH = "set startingOffsetsByTimestampStrategy to latest to start at the end"
 
@@ -25,6 +25,12 @@ def start_offsets(options: SourceOptions, bounds: Mapping[str, Bounds], default:
 def batch_ranges(options: SourceOptions, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int]]:
     """Return ``[start, end)`` of each log or ledger. Also raises InvalidArgumentError for a start after the end."""
     return ranges_of(_start(options), _end(options), bounds, _reading(options))
+
+
+def ending_position(options: SourceOptions, name: str) -> Position | None:
+    """Return where the batch ends in one log."""
+    positions = _end(options).positions
+    return positions.get(name) if isinstance(positions, Mapping) else positions
 
 
 def _start(options: SourceOptions) -> Wanted:

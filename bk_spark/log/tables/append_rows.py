@@ -21,12 +21,19 @@ from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.log.tables.append_ledgers import OpenLedger, TaskLedgers
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import LedgerClosedError, LedgerFencedError, MetadataError, PeerError
+from bk_spark.protocol.errors import (
+    LedgerClosedError,
+    LedgerFencedError,
+    MetadataError,
+    PeerError,
+    UnauthorizedError,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
 #: Errors that end a ledger's writer but not the task.
-_LOST: Final = (LedgerFencedError, LedgerClosedError, PeerError, MetadataError)
+#: Bookies refuse the password of a new ledger if somebody has used its id before.
+_LOST: Final = (LedgerFencedError, LedgerClosedError, PeerError, MetadataError, UnauthorizedError)
 #: Fail after this many ledgers in a row are lost before acknowledging anything.
 MAX_LOST: Final = 3
 

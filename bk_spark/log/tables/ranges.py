@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.positions.bounds import Bounds
+from bk_spark.log.positions.texts import Position
 from bk_spark.log.reader import LogReader
 from bk_spark.log.snapshot import LogSnapshot
 
@@ -24,10 +25,15 @@ class ReadableLog(Protocol):
     def snapshot(self) -> LogSnapshot: ...
 
 
-def log_bounds(log: ReadableLog, snapshot: LogSnapshot) -> Bounds:
-    """Return the readable part of ``log``. Asks bookies for the confirmed entries of an open tail."""
-    end = snapshot.next_offset if snapshot.was_sealed else log.open_reader().readable_end(snapshot)
-    return bounds_until(snapshot, end)
+def log_bounds(log: ReadableLog, snapshot: LogSnapshot, wanted_end: Position | None = None) -> Bounds:
+    """Return the readable part of ``log``. Asks bookies for the confirmed entries of an open tail.
+
+    If ``wanted_end``, where the read ends, is an offset before the tail, nobody is asked: what is sealed can be read
+    whatever became of the tail.
+    """
+    ends_sealed = isinstance(wanted_end, int) and wanted_end <= snapshot.next_offset
+    is_known = snapshot.was_sealed or ends_sealed
+    return bounds_until(snapshot, snapshot.next_offset if is_known else log.open_reader().readable_end(snapshot))
 
 
 def bounds_until(snapshot: LogSnapshot, end: int) -> Bounds:

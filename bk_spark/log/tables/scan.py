@@ -176,9 +176,10 @@ def scan_of(
     _check_size("threads", threads, 1, _MAX_THREADS)
     _check_size("buffer_bytes", buffer_bytes, _MIN_BUFFER_BYTES, None)
     schema = arrow_schema(_wanted(log, columns, include_metadata))
-    bounds = {log.name: log_bounds(log, snapshot)}
-    wanted = [Wanted({log.name: position_of(value, name)}, name) for name, value in (("start", start), ("end", end))]
-    first, stop = ranges_of(wanted[0], wanted[1], bounds, _READING)[log.name]
+    begins, ends = position_of(start, "start"), position_of(end, "end")
+    bounds = {log.name: log_bounds(log, snapshot, ends)}
+    wanted = Wanted({log.name: begins}, "start"), Wanted({log.name: ends}, "end")
+    first, stop = ranges_of(*wanted, bounds, _READING)[log.name]
     return Scan(log, schema, log_pieces(log, snapshot, first, stop), range(first, stop), threads, buffer_bytes)
 
 

@@ -8,6 +8,13 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "An open end is given up only if its ledger is gone.",
+        "bk_spark/log/core/tail/give_up.py",
+        "tail.open is not None and readings.get(self._ledger_path(tail.open.ledger_id)) is None",
+        "tail.open is not None",
+        ("tests/unit/test_log_give_up_tail.py::test_what_is_not_lost_stays",),
+    ),
+    Mutation(
         "Segments are appended with the record of their commit, where commits are recorded.",
         "bk_spark/log/core/append.py",
         "    if recorded != sealed_segments:\n",

@@ -160,10 +160,10 @@ ReaderEvent: TypeAlias = ListTaken | Checked | TailSeen | TailEnd | Delivered | 
 def lost_tail(tail: Segment) -> NoSuchLedgerError:
     """The ledger of the open tail was deleted, though the log names it."""
     last = tail.base_offset - 1
-    before = "" if last < 0 else f"Read what is before as of offset {last} (asOf), and w"
+    before = "" if last < 0 else f"Read what is before as of offset {last} (asOf). "
     return NoSuchLedgerError(
         f"the ledger at the log's open end was deleted, with all that was written from offset {tail.base_offset} on. "
-        f"{before or 'W'}rite to a new log",
+        f"{before}To let the log go on: bkctl log give-up-tail, or write to a new log",
         ledger_id=tail.ledger_id,
     )
 

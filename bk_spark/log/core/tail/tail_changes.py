@@ -77,7 +77,7 @@ def seal_tail(readings: Readings, paths: LogPaths, head: Head, *, fence: bool, r
         return SealedTail(tail, (), ())
     owner = readings.get(paths.owner)
     if not fence:
-        _check_no_owner(readings, paths, tail.open, remedy)
+        check_no_owner(readings, paths, tail.open, remedy)
     segments = sealed(tail.open, readings.closed(tail.open.ledger_id))
     return SealedTail(tail, segments, () if owner is None else (DeleteOp(paths.owner, owner.version),))
 
@@ -337,10 +337,11 @@ class ReleaseTail(_TailChange):
 
 def _check_free(readings: Readings, paths: LogPaths, tail: ReadTail, *, take_over: bool) -> None:
     if tail.open is not None and not take_over:
-        _check_no_owner(readings, paths, tail.open, ", or open with take_over=True, which ends that writer")
+        check_no_owner(readings, paths, tail.open, ", or open with take_over=True, which ends that writer")
 
 
-def _check_no_owner(readings: Readings, paths: LogPaths, tail: Segment, remedy: str) -> None:
+def check_no_owner(readings: Readings, paths: LogPaths, tail: Segment, remedy: str) -> None:
+    """Raise LogTailOpenError, which names the owner, if a writer holds the tail. ``remedy`` completes "close it"."""
     znode = readings.get(paths.owner)
     if znode is not None:
         owner = decode_owner(znode.data, paths.owner)
