@@ -25,8 +25,8 @@ class LogRuns:
     def ledger_registrar(self, app: str, run: str) -> LedgerRegistrar:
         """Prepare to register a writer's ledgers. Creates the parent znodes of the registrations if they are missing.
 
-        For who creates ledgers without :meth:`create_ledger`. A ledger is registered in the transaction that creates
-        its metadata, so neither exists without the other. The transaction is refused if the log was deleted or
+        For callers that create ledgers without :meth:`create_ledger`. A ledger is registered in the transaction that
+        creates its metadata, so neither exists without the other. The transaction is refused if the log was deleted or
         replaced, or if the run had no ledgers and a reaper removed its znode meanwhile.
 
         Parameters

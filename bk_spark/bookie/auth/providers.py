@@ -35,7 +35,8 @@ class LoginAnswer:
     message
         The bytes for the client. They may be empty.
     names
-        The names of who has logged in, of the form ``kind:name``, such as ``user:spark``. Empty: the login goes on.
+        The names of the peer that has logged in, of the form ``kind:name``, such as ``user:spark``. Empty: the login
+        goes on.
     """
 
     message: bytes

@@ -29,7 +29,7 @@ _TIME: Final = pa.timestamp("ms", "UTC")
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small neighbouring ``batches``: each batch has a fixed cost for who reads it."""
+    """Join small neighbouring ``batches``: each batch has a fixed cost for its reader."""
     small: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:

@@ -48,7 +48,7 @@ class SingleField(IntEnum):
     NULL_PARTITION_KEY = 10
 
 
-#: The fields that are bytes. The others are numbers, but for the properties.
+#: The fields that are bytes. The others are numbers, except the properties.
 _BYTES: Final = frozenset({SingleField.PARTITION_KEY, SingleField.ORDERING_KEY})
 
 

@@ -31,7 +31,7 @@ def role_in(certificate: bytes) -> str | None:
 
 
 def names_in(certificate: bytes) -> tuple[str, ...]:
-    """Return the names of who shows a certificate: its subject (RFC 4514), and its role if it has one."""
+    """Return the names of the peer that shows a certificate: its subject (RFC 4514), and its role if it has one."""
     subject, role = _subject(certificate), role_in(certificate)
     names = () if subject is None else (f"subject:{subject.rfc4514_string()}",)
     return names if role is None else (*names, f"role:{role}")
