@@ -126,8 +126,8 @@ class AutoRecoveryConfig(ZooKeeperSettings):
         "32000000",
         whole(-1),
         "Bytes that this process may always copy per second, within the limits above. What several bookies get counts "
-        "once. Beyond them, copies get slower while bookies answer slowly, so that clients wait less. 0 or less: "
-        "copies never get slower. Not a key of Apache's.",
+        "once, and each fragment counts for 256 KiB more. Beyond them, copies get slower while bookies answer slowly, "
+        "so that clients wait less. 0 or less: copies never get slower. Not a key of Apache's.",
     )
     copy_batch_entries: int = key(
         "rereplicationEntryBatchSize",
