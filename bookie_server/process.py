@@ -26,6 +26,7 @@ from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, Meta
 from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.servers import CannotListenError
 from bookie_server.config.config import BookieConfig
+from bookie_server.disks.open_files import reserve_table
 from bookie_server.identity.cookies import all_directories, current_directories
 from bookie_server.identity.directory_locks import DirectoryLocks
 from bookie_server.identity.foreign_index import require_own_index
@@ -142,13 +143,14 @@ def _bind(config: BookieConfig) -> socket.socket:
 
 def _tune_process() -> None:
     """Tune the process: short waits between threads, rare full collections, freed batches returned to the system, and
-    the maximum number of open files."""
+    room for the maximum number of open files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.set_threshold(*_COLLECT_AT)
     gc.collect()
     gc.freeze()  # modules stay, so collections need not scan them
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    reserve_table()
     with contextlib.suppress(OSError, AttributeError):  # not glibc: its allocator does not need this
         libc = ctypes.CDLL(None)
         for option, value in (_MALLOC_MMAP_THRESHOLD, _MALLOC_TRIM_THRESHOLD, _MALLOC_ARENA_MAX):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import resource
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,11 @@ def ledger() -> int:
     return next(_ids)
 
 
+def _table_entries(pid: int) -> int:
+    """How many open files the kernel's table of the process has room for."""
+    return int(Path(f"/proc/{pid}/status").read_text("ascii").split("FDSize:")[1].split()[0])
+
+
 @pytest.mark.parametrize("sent", [8, -1], ids=["eight_bytes", "all_but_one_byte"])
 def test_n1_ten_stalled_large_frames_leave_others_theirs(bookie: BookieProcess, ledger: int, sent: int) -> None:
     """Ten frames of the largest size are more than the whole room for large frames."""
@@ -53,6 +59,17 @@ def test_n1_ten_stalled_large_frames_leave_others_theirs(bookie: BookieProcess, 
             for _ in range(2):
                 assert bytes(honest.body())[4:8] == bytes(4)
         assert honest.add(ledger, [200]) == [Code.OK]
+
+
+def test_n1_connections_find_room_in_the_table_of_open_files(bookie: BookieProcess) -> None:
+    """The event loop would stop for up to 20 ms each time the kernel doubles the table of a process with threads."""
+    with contextlib.ExitStack() as stack:
+        before = _table_entries(bookie.pid)
+        assert before >= min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 16_384)
+        for _ in range(600):
+            stack.enter_context(bookie.connect())
+        assert stack.enter_context(bookie.connect()).read(next(_ids), 0) is Code.NO_LEDGER
+        assert _table_entries(bookie.pid) == before
 
 
 def test_n1_few_open_files_many_ledgers_and_idle_connections(zk_only: LocalCluster, tmp_path: Path) -> None:
