@@ -17,6 +17,8 @@ import socket
 import sys
 from typing import Final
 
+import numpy as np
+
 from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.logins import Logins
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -145,6 +147,7 @@ def _tune_process() -> None:
     """Tune the process: short waits between threads, rare full collections, freed batches returned to the system, and
     room for the maximum number of open files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    np.unique(np.zeros(1))  # its first call imports for 8 ms, which must not happen in the event loop
     gc.set_threshold(*_COLLECT_AT)
     gc.collect()
     gc.freeze()  # modules stay, so collections need not scan them

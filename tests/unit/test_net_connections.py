@@ -290,6 +290,23 @@ def test_n1_a_burst_of_first_requests_becomes_connections_a_few_in_a_turn() -> N
     run(test)
 
 
+def test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop() -> None:
+    """One to be accepted and heard, one to get a transport, one to be read. Under attack each takes milliseconds."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie()) as here:
+            turns = Turns()
+            by_turn = count_joins(here, turns)
+            with socket.create_connection(("127.0.0.1", here.port)) as newcomer:
+                newcomer.sendall(reads((1, 1)))
+                begun = turns.count
+                await until(lambda: by_turn.total() == 1)
+            assert max(by_turn) - begun <= 4
+            turns.stop()
+
+    run(test)
+
+
 def test_n1_while_requests_wait_in_line_newcomers_come_one_by_one() -> None:
     async def test() -> None:
         async with front(NetConfig(), HeldBookie()) as here:

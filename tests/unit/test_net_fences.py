@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire import wire_v2
+from bk_spark.protocol.wire.framing import Frames
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from tests.support.bookie import KEY
@@ -38,6 +40,29 @@ class FencingBookie(HeldBookie):
 
 def fences(first: int, count: int) -> bytes:
     return b"".join(wire_v2.read_requests(first + i, [0], FlagV2.FENCING, KEY) for i in range(count))
+
+
+def test_n1_of_fencing_reads_that_wait_few_more_are_parsed_than_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice has 16 of them. Parsing all that a connection sent for each slice would cost more than the fences."""
+    parsed, parse = [0], wire_v2.parse_requests
+
+    def count(frames: Frames) -> Iterator[object]:
+        parsed[0] += len(frames)
+        return parse(frames)
+
+    async def test() -> None:
+        bookie = FencingBookie()
+        async with front(NetConfig(), bookie) as here:
+            greedy = await here.connect()
+            await greedy.send(fences(1000, 1000))
+            while len(bookie.fences) < 1000:
+                bookie.durable()
+                await asyncio.sleep(0)
+            assert 1000 <= parsed[0] <= 4 * 1000
+            bookie.turns.stop()
+
+    monkeypatch.setattr("bookie_server.net.native.requests_v2.wire_v2.parse_requests", count)
+    run(test)
 
 
 def test_n1_many_fencing_reads_of_unknown_ledgers_begin_a_few_in_a_turn() -> None:

@@ -207,6 +207,10 @@ class Newcomers:
         self._silent.add(newcomer)
 
     def _accept(self) -> None:
+        self._accept_some()
+        self._notice()  # many have sent something already
+
+    def _accept_some(self) -> None:
         if self._most_ready is not None and self._silent.ready_count >= self._most_ready:
             return
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -226,19 +230,18 @@ class Newcomers:
 
     def _notice(self) -> None:
         self._silent.notice()
-        self._hear_soon()
-
-    def _hear_soon(self) -> None:
-        if self._silent.ready_count and not self._hears_soon:
-            self._hears_soon = True
-            self._loop.call_soon(self._hear)
+        if not self._hears_soon:
+            self._hear()
 
     def _hear(self) -> None:
-        self._hears_soon = False
+        """Hear some, and more in the next turn: this happens once in a turn."""
+        self._hears_soon = self._silent.ready_count > 0
+        if not self._hears_soon:
+            return
+        self._loop.call_soon(self._hear)
         for _ in range(_HEARD_WHILE_CROWDED if self._crowded() else _HEARD_AT_ONCE):
             if self._silent.ready_count:
                 self._hear_one(self._silent.next_ready())
-        self._hear_soon()
 
     def _hear_one(self, newcomer: Newcomer) -> None:
         wait, connected = newcomer.wait, newcomer.socket

@@ -31,8 +31,11 @@ _PAUSED_BY_FRAMES: Final = 32
 #: Some requests of the last receive are not handled yet.
 _PAUSED_BY_TURN: Final = 64
 
-#: Frames of a receive that are parsed in a later turn.
+#: Frames of a receive that are parsed in a later turn: at most, at least, and for each that was handled of the slice
+#: before. Parsing costs as much as handling, and of fencing reads few are handled at a time.
 _FRAMES_PER_TURN: Final = 512
+_LEAST_FRAMES_PER_TURN: Final = 16
+_PARSED_PER_HANDLED: Final = 2
 #: One in so many connections that were closed because they stalled is logged.
 _TELL_EVERY: Final = 100
 
@@ -67,6 +70,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._v3 = RequestsV3(self._requests)
         self._is_v2 = False
         self._backlog: Frames | None = None
+        self._frames_per_turn = _FRAMES_PER_TURN
         self._has_large = False
         self.time_share = self._requests.time_share
         self._transport: asyncio.Transport | None = None
@@ -279,11 +283,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         frames, self._backlog = self._backlog, None
         # Parsing all remaining frames each time would cost as much as handling some of them.
-        later = None if len(frames) <= _FRAMES_PER_TURN else frames.part(_FRAMES_PER_TURN, len(frames))
+        part = frames.part(0, self._frames_per_turn)
         try:
-            rest = self._dispatch(frames if later is None else frames.part(0, _FRAMES_PER_TURN))
-            if rest is not None or later is not None:
-                self._backlog = frames.part(len(frames) - _count(rest) - _count(later), len(frames))
+            handled = len(part) - _count(self._dispatch(part))
+            if handled < len(frames):
+                self._backlog = frames.part(handled, len(frames))
+            self._frames_per_turn = min(_FRAMES_PER_TURN, max(_LEAST_FRAMES_PER_TURN, _PARSED_PER_HANDLED * handled))
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:

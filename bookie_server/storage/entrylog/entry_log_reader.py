@@ -193,8 +193,7 @@ class EntryLogReader:
                 size = int.from_bytes(region.data[at : at + LENGTH_BYTES], "big", signed=True)
                 needed = last + LENGTH_BYTES + size
                 if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
-                    rest = _fetch(fd, end, needed, may_wait)
-                    region = np.concatenate((region, rest))
+                    region = _fetch(fd, first, needed, may_wait, beginning=region)
                 return region
         except OSError as error:
             _LOG.error("cannot read entry log %s: %s", file_name(entry_log_id), error.strerror or error)
@@ -204,11 +203,16 @@ class EntryLogReader:
         return os.open(self.path(entry_log_id), os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _fetch(fd: int, start: int, end: int, may_wait: bool) -> Bytes:
-    """The bytes of [start, end). Raises OSError if the file ends before ``end``, WouldBlockError."""
+_NOTHING: Final = np.empty(0, np.uint8)
+
+
+def _fetch(fd: int, start: int, end: int, may_wait: bool, beginning: Bytes = _NOTHING) -> Bytes:
+    """The bytes of [start, end), of which ``beginning`` is there already. Raises OSError if the file ends before
+    ``end``, WouldBlockError."""
     buffer = np.empty(end - start, np.uint8)
     view = buffer.data
-    have = 0
+    have = len(beginning)
+    buffer[:have] = beginning
     while have < len(buffer):
         try:
             count = os.preadv(fd, [view[have:]], start + have, 0 if may_wait else os.RWF_NOWAIT)

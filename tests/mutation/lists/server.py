@@ -150,4 +150,31 @@ MUTATIONS: Final = (
         "async with asyncio.timeout(None) as limit:",
         ("tests/unit/test_net_grpc_places.py::test_calls_whose_first_message_never_comes_end",),
     ),
+    Mutation(
+        "The kernel's table of open files has its full size from the start.",
+        "bookie_server/disks/open_files.py",
+        "os.close(fcntl.fcntl(any_file, fcntl.F_DUPFD_CLOEXEC, entries - 1))",
+        "os.close(fcntl.fcntl(any_file, fcntl.F_DUPFD_CLOEXEC, entries // 16))",
+        (
+            "tests/unit/test_process_tuning.py::"
+            "test_the_event_loop_need_not_import_nor_wait_for_a_longer_table_of_open_files",
+        ),
+    ),
+    Mutation(
+        "Of requests of which few are handled at a time, few are parsed.",
+        "bookie_server/net/native/connection.py",
+        "_PARSED_PER_HANDLED: Final = 2",
+        "_PARSED_PER_HANDLED: Final = 32",
+        ("tests/unit/test_net_fences.py::test_n1_of_fencing_reads_that_wait_few_more_are_parsed_than_handled",),
+    ),
+    Mutation(
+        "A newcomer that has sent its request when it is accepted is heard at once.",
+        "bookie_server/net/common/newcomers.py",
+        "        self._accept_some()\n        self._notice()  # many have sent something already\n",
+        "        self._accept_some()\n        self._loop.call_soon(self._loop.call_soon, self._notice)\n",
+        (
+            "tests/unit/test_net_connections.py::"
+            "test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop",
+        ),
+    ),
 )
