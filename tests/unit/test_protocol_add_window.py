@@ -67,6 +67,9 @@ def test_against_the_model(quorum: Quorum, seed: int) -> None:
                     assert (entry in sent[k]) == (quorum.stores(k, entry) and live[k])
             pushed += len(sizes)
         elif step < 0.6:
+            if random_.random() < 0.3:  # a bookie answers in the order of the requests
+                first = random_.randint(max(0, window.first_entry_id - 3), pushed + 3)
+                some = list(range(first, first + random_.randint(9, 20)))
             window.on_held(index, np.array(some, np.int64))
             for entry in some:
                 if (entry, index) in state and entry >= window.first_entry_id:

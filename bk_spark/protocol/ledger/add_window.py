@@ -276,12 +276,17 @@ class PendingAdds:
         if len(rows) > 1 and (rows[1:] <= rows[:-1]).any():
             # An answer may come twice.
             rows = np.unique(rows)
-        states = self._states[rows, index]
-        owed = rows[states & _OWED != 0]
-        self._held[rows[states & _HELD == 0]] += 1
-        self._owed[owed] -= 1
-        self._owed_by[index] -= len(owed)
-        self._states[rows, index] = _HELD
+        elif not len(rows):
+            return
+        first, last = int(rows[0]), int(rows[-1])
+        # Nearly always a run, since a bookie answers in the order of the requests.
+        which = slice(first, last + 1) if last - first == len(rows) - 1 else rows
+        states = self._states[which, index]
+        owed = states & _OWED != 0
+        self._held[which] += states & _HELD == 0
+        self._owed[which] -= owed
+        self._owed_by[index] -= int(np.count_nonzero(owed))
+        self._states[which, index] = _HELD
 
     def _on_one_held(self, index: int, entry_id: int) -> None:
         row = entry_id - self.first_entry_id
@@ -364,7 +369,9 @@ class PendingAdds:
     def _rows(self, index: int, entry_ids: Int64s) -> Int64s:
         """Return the array rows of those ``entry_ids`` that are in the window and belong to ``index``."""
         rows = entry_ids - self.first_entry_id
-        here = (rows >= 0) & (rows < len(self)) & self._is_member(index, entry_ids)
+        here = (rows >= 0) & (rows < len(self))
+        if self._quorum.striped:
+            here &= self._is_member(index, entry_ids)
         return np.asarray(rows[here] + self._start, np.int64)
 
     def _is_member(self, index: int | Int64s, entry_ids: Int64s) -> Bools:

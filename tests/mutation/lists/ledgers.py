@@ -31,8 +31,15 @@ MUTATIONS: Final = (
     Mutation(
         "An answer that comes twice counts once.",
         "bk_spark/protocol/ledger/add_window.py",
-        "self._held[rows[states & _HELD == 0]] += 1",
-        "self._held[rows] += 1",
+        "self._held[which] += states & _HELD == 0",
+        "self._held[which] += 1",
+        ("tests/unit/test_protocol_add_window.py::test_against_the_model",),
+    ),
+    Mutation(
+        "Answers with gaps between them say nothing of the entries in the gaps.",
+        "bk_spark/protocol/ledger/add_window.py",
+        " if last - first == len(rows) - 1 else rows",
+        "",
         ("tests/unit/test_protocol_add_window.py::test_against_the_model",),
     ),
     Mutation(
