@@ -99,7 +99,18 @@ class ReadHandle:
                 yield block
 
     def known_blocks(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
-        """:meth:`read_blocks` with ``known_to_exist``. On the event loop only: it begins to read at once."""
+        """Read entries that are known to exist, as :meth:`read_blocks` does. Call it on the event loop.
+
+        Parameters
+        ----------
+        first, last
+            The ids of the first and of the last entry.
+
+        Returns
+        -------
+        iterator of EntryBlock
+            The entries, each once. Raises what :meth:`read_blocks` raises.
+        """
         return self._blocks(first, last)
 
     async def read_unconfirmed(self, first: int, last: int) -> AsyncGenerator[EntryBlock, None]:
