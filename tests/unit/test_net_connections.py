@@ -301,7 +301,7 @@ def test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop() ->
                 newcomer.sendall(reads((1, 1)))
                 begun = turns.count
                 await until(lambda: by_turn.total() == 1)
-            assert max(by_turn) - begun <= 4
+            assert max(by_turn) - begun <= 3
             turns.stop()
 
     run(test)

@@ -171,7 +171,7 @@ MUTATIONS: Final = (
         "A newcomer that has sent its request when it is accepted is heard at once.",
         "bookie_server/net/common/newcomers.py",
         "        self._accept_some()\n        self._notice()  # many have sent something already\n",
-        "        self._accept_some()\n        self._loop.call_soon(self._loop.call_soon, self._notice)\n",
+        "        self._accept_some()\n",
         (
             "tests/unit/test_net_connections.py::"
             "test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop",
