@@ -362,6 +362,41 @@ def test_n1_who_comes_after_a_burst_does_not_wait_for_its_end_and_who_came_first
     run(test)
 
 
+def test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_and_speak_together() -> None:
+    async def test() -> None:
+        spoke: list[int] = []
+
+        def note(newcomer: Newcomer) -> None:
+            spoke.append(newcomer.socket.getpeername()[1])
+            newcomer.socket.close()
+
+        with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as peers:
+            address = listener.getsockname()
+            came: list[Newcomer] = []
+            newcomers = Newcomers(
+                listener,
+                came=lambda newcomer: not came.append(newcomer),
+                spoke=note,
+                left=came.remove,
+                crowded=lambda: True,
+            )
+            newcomers.start()
+            burst = [peers.enter_context(socket.create_connection(address)) for _ in range(800)]
+            await until(lambda: len(came) == len(burst))
+            for peer in burst[:400]:
+                peer.sendall(b"x")
+            honest = [peers.enter_context(socket.create_connection(address)) for _ in range(5)]
+            await until(lambda: len(came) == len(burst) + len(honest))
+            before = len(spoke)
+            for peer in [*honest, *burst[400:]]:  # the honest ones speak neither first nor last
+                peer.sendall(b"x")
+            await until(lambda: len(spoke) == len(burst) + len(honest))
+            assert max(spoke.index(peer.getsockname()[1]) for peer in honest) - before < 20
+            newcomers.close()
+
+    run(test)
+
+
 def test_n1_who_has_sent_something_is_not_closed_for_a_newcomer_while_others_are_silent() -> None:
     async def test() -> None:
         async with front(NetConfig(max_connections=60), HeldBookie()) as here:

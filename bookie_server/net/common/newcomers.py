@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import heapq
 import logging
 import select
 import socket
@@ -64,7 +65,7 @@ class Wait:
 class Newcomer:
     """A connection that has not sent what it has to begin with."""
 
-    __slots__ = ("_silent", "ready", "socket", "wait")
+    __slots__ = ("_silent", "number", "ready", "socket", "wait")
     #: The bookie does nothing for it.
     busy: Final = False
 
@@ -73,6 +74,8 @@ class Newcomer:
         self.wait = wait
         #: Whether it has sent something, or hung up, and waits for its turn.
         self.ready = False
+        #: A later one has a higher number.
+        self.number = 0
         self._silent = silent
         silent.add(self)
 
@@ -94,7 +97,10 @@ class _Silent:
         self._newcomers: dict[int, Newcomer] = {}
         #: Those that have sent something or hung up, in this order.
         self._ready: OrderedDict[int, Newcomer] = OrderedDict()
+        #: Negative number and descriptor of each of these, and of some that are no longer among them. A heap.
+        self._newest: list[tuple[int, int]] = []
         self._newest_next = False
+        self._number = 0
 
     @property
     def closed(self) -> bool:
@@ -109,6 +115,8 @@ class _Silent:
 
     def add(self, newcomer: Newcomer) -> None:
         fd = newcomer.socket.fileno()
+        self._number += 1
+        newcomer.number = self._number
         self._newcomers[fd] = newcomer
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
 
@@ -124,12 +132,24 @@ class _Silent:
         for fd, _ in self._epoll.poll(0, _NOTICED_AT_ONCE):
             newcomer = self._ready[fd] = self._newcomers[fd]
             newcomer.ready = True
+            heapq.heappush(self._newest, (-newcomer.number, fd))
+        if len(self._newest) > 2 * len(self._ready) + _NOTICED_AT_ONCE:
+            self._newest = [(-newcomer.number, fd) for fd, newcomer in self._ready.items()]
+            heapq.heapify(self._newest)
 
     def next_ready(self) -> Newcomer:
-        """Of those that are ready the newest and the oldest, in turn."""
-        _, newcomer = self._ready.popitem(last=self._newest_next)
+        """Of those that are ready, the one that connected last, and the one that has been ready longest, in turn.
+
+        Whoever connects and speaks at once does not wait for many that connected before and speak together.
+        """
         self._newest_next = not self._newest_next
-        return newcomer
+        while not self._newest_next:
+            number, fd = heapq.heappop(self._newest)
+            newcomer = self._ready.get(fd)
+            if newcomer is not None and newcomer.number == -number:
+                del self._ready[fd]
+                return newcomer
+        return self._ready.popitem(last=False)[1]
 
     def wait_again(self, newcomer: Newcomer) -> None:
         """It had nothing to read yet."""
@@ -139,6 +159,7 @@ class _Silent:
     def close(self) -> None:
         self._epoll.close()
         self._ready.clear()
+        self._newest.clear()
 
 
 class Newcomers:

@@ -177,4 +177,14 @@ MUTATIONS: Final = (
             "test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop",
         ),
     ),
+    Mutation(
+        "Of newcomers with a first request the one that connected last is heard before those that only spoke last.",
+        "bookie_server/net/common/newcomers.py",
+        "while not self._newest_next:",
+        "while self._number < 0:",
+        (
+            "tests/unit/test_net_connections.py::"
+            "test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_and_speak_together",
+        ),
+    ),
 )
