@@ -5,7 +5,8 @@ ships. Its cache has the newest entries. The reader is in the same JVM, so its p
 reader together. Ours is that of the reading process, or of Spark's JVM and workers. Bookies are extra for all.
 
 ``core`` is one process without Spark, ``spark`` a query into Spark's ``noop`` sink. ``ceiling`` is the same query on a
-source that only hands Spark the decoded batches, which it has in memory: nothing in Python is faster there.
+source that only hands Spark the decoded batches, which it has in memory: nothing in Python is faster there. ``one_row``
+is the ceiling with one row, so what Spark takes for any query.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _measure(
         frame.options(metadataServiceUri=uri).load().write.format("noop").mode("overwrite").save()
         return time.perf_counter() - started, _spark_cpu_s() - cpu
 
-    def ceiling(columns: str) -> tuple[float, float]:
+    def ceiling(columns: str, rows: int = messages) -> tuple[float, float]:
         path = directory / f"{name}-{len(columns)}.arrow"
         source = parse_options({"metadataServiceUri": uri, "pulsarTopic": topic}, writing=False)
         splits = batch_splits(source)
@@ -123,7 +124,7 @@ def _measure(
             with pa.ipc.new_file(path, batches[0].schema) as file:
                 for batch in batches:
                     file.write_batch(batch)
-        return in_spark(columns, MemorySource.name(), path=str(path), rows=str(messages), tasks=str(len(splits)))
+        return in_spark(columns, MemorySource.name(), path=str(path), rows=str(rows), tasks=str(min(len(splits), rows)))
 
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "java_reader": java,
@@ -133,6 +134,7 @@ def _measure(
         "spark.pulsar_spark_columns": lambda: in_spark(_PULSAR_SPARK),
         "ceiling.value": lambda: ceiling(_VALUE),
         "ceiling.pulsar_spark_columns": lambda: ceiling(_PULSAR_SPARK),
+        "one_row": lambda: ceiling(_VALUE, 1),
     }
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(rounds + 1):
@@ -143,6 +145,8 @@ def _measure(
                 found[way].append(took)
     cpus = {way: statistics.median(cpu for _, cpu in runs) for way, runs in found.items()}
     medians = {way: statistics.median(seconds for seconds, _ in runs) for way, runs in found.items()}
+    figure(NAME, f"{name}.one_row", medians["one_row"], "s", cpu_s=round(cpus["one_row"], 3))
+    del found["one_row"]
     for way, runs in found.items():
         figure(NAME, f"{name}.{way}", messages / medians[way], "rows/s", fastest_s=round(min(runs)[0], 3))
         figure(NAME, f"{name}.{way}.cpu", cpus[way] / messages * 1e6, "s per million rows")

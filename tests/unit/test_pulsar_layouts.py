@@ -84,9 +84,13 @@ def test_messages_that_are_nearly_alike() -> None:
         b"",
     ]
     for other in others:
-        for place in range(4):
-            messages = [usual] * 4
+        # So few that the others are compared, and so many that none are.
+        for place in (0, 1, 8, 15):
+            messages = [usual] * 16
             messages[place] = other
+            check(messages)
+            messages = [other] * 4
+            messages[place % 4] = usual
             check(messages)
     check([usual, *others] * 3)
 
@@ -108,13 +112,14 @@ def test_random_messages() -> None:
             [(chance.choice((2, 3, 4, 6, 8)), chance.randrange(1, 4)) for _ in range(chance.randrange(1, 7))]
             for _ in range(3)
         ]
+        usual = chance.choice((0.3, 0.95))
         messages = []
         for _ in range(chance.randrange(2, 30)):
             fields = [
                 text(field, chance.randbytes(size))
                 if field in (2, 4)
                 else number(field, chance.randrange(1 << 7 * size))
-                for field, size in chance.choice(shapes)
+                for field, size in (shapes[0] if chance.random() < usual else chance.choice(shapes))
             ]
             message = b"".join(fields)
             if chance.random() < 0.1:

@@ -1,10 +1,10 @@
 """Fields of many protobuf messages at once, as columns. Source: protobuf's encoding.
 
-All messages lie in one buffer. Those that are laid out as the first one (``layouts``) are read at once. For the others
-a step reads one field of each message that has more: eight bytes from where the message is, hence the tag and the
-number or length behind it, for all messages in a few operations of numpy. So the steps are as many as the fields of the
-largest message, and there is no object per message. The few messages with far more fields than the others are finished
-one by one.
+All messages lie in one buffer. Those that are laid out as the first one (``layouts``) are read at once, if they are
+most. For the others a step reads one field of each message that has more: eight bytes from where the message is, hence
+the tag and the number or length behind it, for all messages in a few operations of numpy. So the steps are as many as
+the fields of the largest message, and there is no object per message. The few messages with far more fields than the
+others are finished one by one.
 
 A malformed message is marked, never an error here: the caller knows whose it is. Unknown fields are skipped.
 """
@@ -30,9 +30,9 @@ PADDING_BYTES: Final = 32
 #: From this step on, so few messages are finished one by one: a step costs as much as about as many of them.
 _LONG_STEPS: Final = 16
 _FEW_MESSAGES: Final = 64
-#: So many layouts are looked for among messages that are read together, as long as each is that of so large a part.
-_LAYOUTS: Final = 3
-_PART: Final = 8
+#: Messages are compared with the first one if at most this fraction of them differs. The steps for the others cost
+#: about as much, however few these are.
+_OTHERS: Final = 8
 
 _TOPS: Final = np.uint64(0x8080808080808080)
 _SEVENS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -178,20 +178,17 @@ class FieldColumns:
             self._read_block(words, which, begins[which], ends[which])
 
     def _read_block(self, words: Words, which: Int64s, at: Int64s, end: Int64s) -> None:
-        for _ in range(_LAYOUTS):
-            layout = layout_of(words.data, int(at[0]), int(end[0]), self._kinds) if len(which) > 1 else None
-            if layout is None:
-                break
+        layout = layout_of(words.data, int(at[0]), int(end[0]), self._kinds) if len(which) > 1 else None
+        if layout is not None:
             alike = end - at == layout.size
-            alike[alike] = words.fit(layout, at if alike.all() else at[alike])
-            count = int(np.count_nonzero(alike))
-            if count == len(which):
-                self._keep_alike(words, layout, which, at)
-                return
-            self._keep_alike(words, layout, which[alike], at[alike])
-            which, at, end = which[~alike], at[~alike], end[~alike]
-            if count * _PART < len(which):
-                break
+            if _are_most(alike):
+                alike[alike] = words.fit(layout, at if alike.all() else at[alike])
+                if alike.all():
+                    self._keep_alike(words, layout, which, at)
+                    return
+                if _are_most(alike):
+                    self._keep_alike(words, layout, which[alike], at[alike])
+                    which, at, end = which[~alike], at[~alike], end[~alike]
         self._read_steps(words, which, at, end)
 
     def _keep_alike(self, words: Words, layout: Layout, which: Int64s, at: Int64s) -> None:
@@ -326,6 +323,10 @@ class FieldColumns:
         else:
             self._begins[field][index] = at
             self._sizes[field][index] = value
+
+
+def _are_most(alike: Bools) -> bool:
+    return (len(alike) - int(np.count_nonzero(alike))) * _OTHERS <= len(alike)
 
 
 def _varints(words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s) -> tuple[UInt64s, Int64s, Bools]:
