@@ -28,6 +28,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "projection": [],
     "pulsar_read": [],
     "pulsar_decode": [],
+    "recovery": ["--quick"],
     "rights": [],
     "scan": ["--quick"],
     "slow_callers": ["--quick"],

@@ -18,7 +18,7 @@ import pytest
 from bk_spark.protocol.errors import StorageError
 from bookie_server.storage import files
 from bookie_server.storage.files import SyncFailedError
-from bookie_server.storage.journal import journal
+from bookie_server.storage.journal import group_timing, journal
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord
 from bookie_server.storage.journal.journal_reader import JournalReader
@@ -70,7 +70,7 @@ class Running:
     def descriptor(self, ledger_id: int) -> LedgerDescriptor:
         return self.descriptors.setdefault(ledger_id, LedgerDescriptor(ledger_id, KEY))
 
-    def submit(self, ledger_id: int, entry_id: int, size: int = 100) -> asyncio.Future[bool]:
+    def submit(self, ledger_id: int, entry_id: int, size: int = 100, *, urgent: bool = True) -> asyncio.Future[bool]:
         """Add an entry, with its ledger's key if need be; whether it became durable."""
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -79,7 +79,7 @@ class Running:
             group.add_journal(record(ledger_id, entry_id, size))
             group.done.append(outcome.set_result)
 
-        self.journals.of(ledger_id).add(fill)
+        self.journals.of(ledger_id).add(fill, urgent=urgent)
         return outcome
 
     async def reached(self, block: Any) -> None:
@@ -184,6 +184,24 @@ async def test_what_comes_during_a_sync_is_the_next_group(tmp_path: Path, disk: 
     assert told.stats[1].queue_seconds > 0
     assert told.stats[0].write_seconds > 0
     assert told.stats[0].sync_seconds > 0
+
+
+@in_loop
+async def test_adds_of_a_recovery_wait_for_others_and_hold_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_timing, "_RECOVERY_WAIT_S", 600.0)
+    async with running(config(tmp_path)) as here:
+        waiting = [here.submit(1, i, urgent=False) for i in (0, 1)]
+        await asyncio.sleep(0.05)  # it would have been written
+        assert not here.finished
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*waiting, here.submit(1, 2)) == [True] * 3
+        assert [len(group.journal) for group, _ in here.finished] == [4]
+    monkeypatch.setattr(group_timing, "_RECOVERY_WAIT_S", 0.001)
+    async with running(config(tmp_path), next_id=17) as here:
+        assert await here.submit(1, 3, urgent=False)
+        assert await here.submit(1, 4)
 
 
 @in_loop

@@ -118,14 +118,14 @@ class GroupCommit:
             loop.call_soon(self._on_write_error, self.write_error)
         self._thread.start()
 
-    def add(self, fill: Callable[[JournalGroup], None]) -> JournalGroup:
-        """Let ``fill`` add to the pending group. Return that group."""
+    def add(self, fill: Callable[[JournalGroup], None], *, urgent: bool = True) -> JournalGroup:
+        """Let ``fill`` add to the pending group. Return that group. Only adds of recoveries are not ``urgent``."""
         with self._lock:
             group = self._pending
             before = group.journal_bytes
             fill(group)
             self.outstanding_bytes += group.journal_bytes - before
-            wakes = self._note_filled()
+            wakes = self._note_filled(urgent=urgent)
         if wakes:
             self._bell.put(None)
         return group
@@ -178,13 +178,16 @@ class GroupCommit:
         """Records in the pending group."""
         return self._pending.entries
 
-    def _note_filled(self) -> bool:
+    def _note_filled(self, *, urgent: bool = True) -> bool:
         """Note that the pending group has something to write. Return whether the thread must be woken."""
-        first = not self._filled
-        if first:
+        group = self._pending
+        # The thread may wait for less than is urgent now.
+        changed = not self._filled or (urgent and not group.urgent)
+        group.urgent = group.urgent or urgent
+        if not self._filled:
             self._filled = True
-            self._pending.since = time.monotonic()
-        if self._waiting and (first or self._timing.is_large(self._pending.journal_bytes, self._pending.entries)):
+            group.since = time.monotonic()
+        if self._waiting and (changed or self._timing.is_large(group.journal_bytes, group.entries)):
             self._waiting = False
             return True
         return False
@@ -314,7 +317,8 @@ class GroupCommit:
         """Return why the pending group is written, and in how many seconds."""
         if self._stopping or self._fatal is not None:
             return "queue_empty", 0.0
-        reason, due = self._timing.due(self._pending.journal_bytes, self._pending.entries, self._pending.since)
+        group = self._pending
+        reason, due = self._timing.due(group.journal_bytes, group.entries, group.since, urgent=group.urgent)
         return reason, max(due, self._resume_at) - now
 
     def _commit(self, group: JournalGroup, reason: FlushReason) -> None:

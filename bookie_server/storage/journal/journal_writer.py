@@ -57,7 +57,7 @@ class JournalGroup:
     ``large``: appends that go to an entry log if possible, and where in ``journal`` their bytes are.
     ``left_logs``: entry logs that got large entries of this group or earlier ones, and will get no more.
     ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
-    ``mark``: the position after the group, once it is written.
+    ``mark``: the position after the group, once it is written. ``urgent``: it has more than adds of recoveries.
     """
 
     journal: list[Buffer] = field(default_factory=list)
@@ -73,6 +73,7 @@ class JournalGroup:
     since: float = 0.0
     must_sync: bool = False
     probes: bool = False
+    urgent: bool = False
 
     def add_journal(self, record: Buffer, entries: int = 1) -> None:
         """Append one record, or ``entries`` consecutive ones, to the journal."""

@@ -22,6 +22,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_group_commit.py::test_promises_are_undone_newest_first_and_before_any_answer",),
     ),
     Mutation(
+        "An add wakes the journal that waits with a recovery's.",
+        "bookie_server/storage/journal/group_commit.py",
+        "changed = not self._filled or (urgent and not group.urgent)",
+        "changed = not self._filled",
+        ("tests/unit/test_group_commit.py::test_adds_of_a_recovery_wait_for_others_and_hold_nobody_up",),
+    ),
+    Mutation(
         "The durable mark waits for the sync.",
         "bookie_server/storage/journal/group_commit.py",
         "return min(self._applied, self._synced)",
