@@ -120,7 +120,7 @@ def _create(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         # Not an error: bookies may start later.
         print(
             f"bkctl: log {log.name} can be written once {quorum.ensemble_size} writable bookies are registered (now: "
-            f"{writable}): start more, or delete it and give a smaller --ensemble-size",
+            f"{writable}): start more, or create another log with a smaller --ensemble-size",
             file=sys.stderr,
         )
     if options.json:

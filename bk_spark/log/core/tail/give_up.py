@@ -66,8 +66,8 @@ class GiveUpTail:
         if not is_lost:
             raise LedgerRefusedError(
                 f"the ledger at the open end of log {self.paths.name} exists: the next writer or commit seals it. If "
-                "none ever can, because all copies are lost or bookies refuse the log's password, delete the ledger "
-                f"first (bkctl ledger delete {ledger_id} --force)",
+                "none ever can, because all copies are lost or bookies refuse the log's password, keep what bkctl "
+                f"readledger {ledger_id} can read of it, and delete it (bkctl ledger delete {ledger_id} --force)",
                 ledger_id=ledger_id,
             )
         check_no_owner(readings, self.paths, tail.open, ", so that it learns that its entries are lost")
