@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,12 +24,10 @@ from bookie_server.local import LocalCluster
 from tests.interop import jvm
 from tests.interop.apache import ApacheBookie, Bookies, ShippedApacheBookie
 from tests.interop.java_client import JavaClient
-from tests.interop.matrix import Sides
-from tests.interop.payloads import Payloads
-from tests.interop.sides import JAVA_V3, OURS_V2, OURS_V3, Entries, Party
+from tests.interop.matrix import Sides, recovery_s
+from tests.interop.sides import JAVA_V3, OURS_V2, OURS_V3, Party
 
 NAME: Final = "recovery"
-_SIZE: Final = 1024
 _START_TIMEOUT_MS: Final = 120_000
 #: A default of 4.18.0 can make its bookies wait for ever, see ``benchmarks.ledger_cluster``.
 _APACHE_SETTINGS: Final = {"maxReadsInProgressLimit": "0"}
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         ways = [(party, bookies) for party in (JAVA_V3, OURS_V3, OURS_V2) for bookies in sides]
         for number in range(rounds + 1):
             for party, bookies in ways if number % 2 else reversed(ways):
-                seconds = _recovery_s(sides[bookies], party, entries)
+                seconds = recovery_s(sides[bookies], party, entries)
                 if number:
                     took[party, bookies].append(seconds)
     for party, bookies in ways:
@@ -81,17 +78,3 @@ def main(arguments: Sequence[str] = ()) -> None:
             rounds=[round(one, 2) for one in seconds_of],
             **more,
         )
-
-
-def _recovery_s(sides: Sides, party: Party, count: int) -> float:
-    """How long the party takes to recover a ledger of which no entry was ever confirmed."""
-    payloads = Payloads.of_size(count, _SIZE)
-    ledger = sides[OURS_V3].create(deferred_sync=True)
-    ledger.append(payloads)
-    ledger.abandon()
-    begun = time.perf_counter()
-    recovered = sides[party].recover(ledger.ledger_id)
-    took_s = time.perf_counter() - begun
-    if recovered != Entries(count, payloads.fingerprint, count - 1):
-        raise RuntimeError(f"{party} recovered {recovered}")
-    return took_s

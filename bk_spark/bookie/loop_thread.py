@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future, wait
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from bk_spark.protocol.errors import LedgerClosedError
 
@@ -35,12 +35,15 @@ class LoopThread:
 
         An interrupt of the caller (KeyboardInterrupt) cancels the work and waits for its end.
         """
-        begun: _Begun[_T] = _Begun(self._loop)
+        done: Future[_T] = Future()
+        tasks: list[asyncio.Task[_T]] = []
         try:
-            self._submit(work, begun.done, begun.tasks)
-            return _wait_for(begun.done)
+            self._submit(work, done, tasks)
+            return _wait_for(done)
         except BaseException:
-            begun.give_up()
+            if done.running():
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                wait([done], timeout=_INTERRUPTED_S)
             raise
 
     async def run_for(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -76,16 +79,22 @@ class LoopThread:
     def iterate_ahead(self, items: AsyncGenerator[_T, None]) -> Generator[_T, None, None]:
         """:meth:`iterate` that asks for the next item while the caller works on this one. So neither thread waits for
         the other at each item."""
-        begun: _Begun[tuple[_T] | None] = _Begun(self._loop)
+        #: What asks for an item. Known here before it is started, so that whatever interrupts this ends it.
+        tasks: list[asyncio.Task[tuple[_T] | None]] = []
+
+        def begun() -> Future[tuple[_T] | None]:
+            tasks.clear()
+            done: Future[tuple[_T] | None] = Future()
+            self._submit(_next_of(items), done, tasks)
+            return done
+
         try:
-            self._submit(_next_of(items), begun.done, begun.tasks)
-            while (found := begun.result()) is not None:
-                # Known before it is started, so that whatever interrupts this can end it.
-                begun = _Begun(self._loop)
-                self._submit(_next_of(items), begun.done, begun.tasks)
+            done = begun()
+            while (found := _wait_for(done)) is not None:
+                done = begun()
                 yield found[0]
         finally:
-            self.finish(_ended(begun.tasks, items))
+            self.finish(_ended(tasks, items))
 
     async def iterate_for(self, items: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
         """:meth:`iterate` for a caller on another event loop."""
@@ -149,30 +158,6 @@ class LoopThread:
         # Not in close(), because its caller may run another loop, as in a notebook.
         self._loop.run_until_complete(self._end())
         self._loop.close()
-
-
-class _Begun(Generic[_T]):
-    """Work of a :class:`LoopThread`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.done: Future[_T] = Future()
-        #: The task, once it has started.
-        self.tasks: list[asyncio.Task[_T]] = []
-
-    def result(self) -> _T:
-        """Wait for the end, and return the result. Raises as :meth:`LoopThread.run`."""
-        try:
-            return _wait_for(self.done)
-        except BaseException:
-            self.give_up()
-            raise
-
-    def give_up(self) -> None:
-        """Cancel the work, unless it has ended, and wait for its end."""
-        if self.done.running():
-            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self.tasks])
-            wait([self.done], timeout=_INTERRUPTED_S)
 
 
 def _wait_for(done: Future[_T]) -> _T:

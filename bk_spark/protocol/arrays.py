@@ -31,3 +31,8 @@ def gather(data: Bytes, starts: Int64s, size_bytes: int) -> npt.NDArray[np.void]
     count = max(len(data) - size_bytes + 1, 0)
     items: npt.NDArray[np.void] = np.ndarray((count,), f"V{size_bytes}", data.data, strides=(1,))
     return items[starts]
+
+
+def gather_rows(data: Bytes, starts: Int64s, size_bytes: int) -> Bytes:
+    """Do the same as :func:`gather`. The result has a row for each of ``starts``."""
+    return gather(data, starts, size_bytes).view(np.uint8).reshape(-1, size_bytes)

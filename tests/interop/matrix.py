@@ -16,8 +16,8 @@ from bk_spark.protocol.wire.wire_v2 import header_int, read_requests
 from tests.interop.java_client import JavaClient
 from tests.interop.java_side import JavaSide
 from tests.interop.our_side import OurSide
-from tests.interop.payloads import fingerprint
-from tests.interop.sides import PARTIES, PASSWORD, Metadata, Party, Side, Writer
+from tests.interop.payloads import Payloads, fingerprint
+from tests.interop.sides import OURS_V3, PARTIES, PASSWORD, Entries, Metadata, Party, Side, Writer
 
 _CREATE_ATTEMPTS: Final = 200
 _TIMEOUT_S: Final = 60.0
@@ -122,3 +122,17 @@ def answer_of(bookie_id: str, request: bytes) -> bytes:
     ):
         connection.sendall(request)
         return stream.read(int.from_bytes(stream.read(4), "big"))
+
+
+def recovery_s(sides: Sides, party: Party, count: int) -> float:
+    """How long a party takes to recover a ledger of ``count`` entries of which none was ever confirmed, and to read
+    them."""
+    payloads = Payloads.of_size(count, 1024)
+    ledger = sides[OURS_V3].create(deferred_sync=True)
+    ledger.append(payloads)
+    ledger.abandon()
+    begun = time.perf_counter()
+    recovered = sides[party].recover(ledger.ledger_id)
+    took_s = time.perf_counter() - begun
+    assert recovered == Entries(count, payloads.fingerprint, count - 1)
+    return took_s

@@ -326,6 +326,22 @@ def test_n1_while_requests_wait_in_line_newcomers_come_one_by_one() -> None:
     run(test)
 
 
+def begun(
+    listener: socket.socket, spoke: Callable[[Newcomer], None], *, crowded: bool
+) -> tuple[list[Newcomer], Newcomers]:
+    """Newcomers to ``listener``, and a list of those that have not spoken."""
+    came: list[Newcomer] = []
+    newcomers = Newcomers(
+        listener,
+        came=lambda newcomer: not came.append(newcomer),
+        spoke=spoke,
+        left=came.remove,
+        crowded=lambda: crowded,
+    )
+    newcomers.start()
+    return came, newcomers
+
+
 def test_n1_who_comes_after_a_burst_does_not_wait_for_its_end_and_who_came_first_still_comes() -> None:
     """The newest and the oldest newcomer become connections in turn."""
 
@@ -340,15 +356,7 @@ def test_n1_who_comes_after_a_burst_does_not_wait_for_its_end_and_who_came_first
                 if len(spoke) == 10:  # in the middle of the burst
                     late.sendall(b"x")
 
-            came: list[Newcomer] = []
-            newcomers = Newcomers(
-                listener,
-                came=lambda newcomer: not came.append(newcomer),
-                spoke=note,
-                left=came.remove,
-                crowded=lambda: False,
-            )
-            newcomers.start()
+            came, newcomers = begun(listener, note, crowded=False)
             burst = [peers.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
             late = peers.enter_context(socket.create_connection(("127.0.0.1", port)))
             await until(lambda: len(came) == 101)
@@ -372,15 +380,7 @@ def test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_an
 
         with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as peers:
             address = listener.getsockname()
-            came: list[Newcomer] = []
-            newcomers = Newcomers(
-                listener,
-                came=lambda newcomer: not came.append(newcomer),
-                spoke=note,
-                left=came.remove,
-                crowded=lambda: True,
-            )
-            newcomers.start()
+            came, newcomers = begun(listener, note, crowded=True)
             burst = [peers.enter_context(socket.create_connection(address)) for _ in range(800)]
             await until(lambda: len(came) == len(burst))
             for peer in burst[:400]:

@@ -80,7 +80,7 @@ class BookieRegistry:
 
     def writable(self) -> tuple[str, ...]:
         """Return the ids of writable bookies. A bookie that is changing to read-only, or back, is not included."""
-        return tuple(sorted(self._list(self._available) - {_READ_ONLY} - self._list(self._read_only_path)))
+        return tuple(sorted(_writable(self._list(self._available), self._list(self._read_only_path))))
 
     def read_only(self) -> tuple[str, ...]:
         """Return the ids of read-only bookies."""
@@ -93,7 +93,7 @@ class BookieRegistry:
             if self._available not in self._lists or self._read_only_path not in self._lists:
                 return None
             read_only = self._lists[self._read_only_path]
-            writable = self._lists[self._available] - {_READ_ONLY} - read_only
+            writable = _writable(self._lists[self._available], read_only)
             wanted = (writable | read_only).intersection(bookie_ids)
             if not wanted <= self._registrations.keys():
                 return None
@@ -229,3 +229,8 @@ class BookieRegistry:
                 self._health_check = None
         elif state == CONNECTED and self._on_stale is not None:
             self._on_stale()
+
+
+def _writable(available: frozenset[str], read_only: frozenset[str]) -> frozenset[str]:
+    """The writable ones of what is below ``available``. A bookie that changes its mode may be in both lists."""
+    return available - {_READ_ONLY} - read_only

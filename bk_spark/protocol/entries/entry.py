@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.arrays import Int64s, gather_rows
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import Buffer, DigestFunction
 from bk_spark.protocol.entries.payloads import Payloads
@@ -140,7 +140,7 @@ def verify_records(
         payloads = Payloads(joined, offsets)
         good, max_lac = _verify(heads, payloads, ledger_id, entry_ids, digest, size - payload_at)
         return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
-    heads = np.frombuffer(records, np.uint8)[starts[:, None] + np.arange(payload_at)]
+    heads = gather_rows(np.frombuffer(records, np.uint8), starts, payload_at)
     bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
     views = [records[start:end] for start, end in bounds]
     good, max_lac = _verify(heads, views, ledger_id, entry_ids, digest)

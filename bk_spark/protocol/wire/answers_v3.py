@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import gather
+from bk_spark.protocol.arrays import gather_rows
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
@@ -57,10 +57,10 @@ def parse_answers(frames: Frames) -> Iterator[AnswerV3]:
     data = np.frombuffer(frames.data, np.uint8)
     cuts = (np.flatnonzero(np.diff(frames.lengths)) + 1).tolist()
     for first, last in zip([0, *cuts], [*cuts, len(frames)], strict=True):
-        part = Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
+        part = frames.part(first, last)
         size = int(frames.lengths[first])
         if last - first >= _VECTOR_MIN and size <= _VECTOR_MAX_BYTES:
-            yield from _parse_equal(gather(data, part.starts, size).view(np.uint8).reshape(-1, size))
+            yield from _parse_equal(gather_rows(data, part.starts, size))
         else:
             yield from _parse_each(part)
 

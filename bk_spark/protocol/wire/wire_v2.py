@@ -39,7 +39,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bk_spark.protocol.arrays import Bytes, Int32s, Int64s, gather
+from bk_spark.protocol.arrays import Bytes, Int32s, Int64s, gather_rows
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, V2, Code, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
@@ -167,10 +167,10 @@ def parse_requests(frames: Frames) -> Iterator[RequestV2]:
         yield from _parse_same_header(_HEADER.unpack_from(frames.data, int(frames.starts[0]))[0], frames, shortest)
         return
     data = np.frombuffer(frames.data, np.uint8)
-    headers = _gather(data, frames.starts, 4).view(">u4")[:, 0]
+    headers = gather_rows(data, frames.starts, 4).view(">u4")[:, 0]
     cuts = np.flatnonzero(headers[1:] != headers[:-1]) + 1
     for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(frames)], strict=True):
-        part = Frames(frames.data, frames.starts[first:last], frames.lengths[first:last])
+        part = frames.part(first, last)
         yield from _parse_same_header(int(headers[first]), part, part.shortest_bytes)
 
 
@@ -221,7 +221,7 @@ def _parse_adds(version: int, flags: int, frames: Frames) -> Iterator[AddRun]:
         yield AddRun(version, flags, key, ledger_ids, entry_ids, lacs, memoryview(record), numbers[3:])
         return
     data = np.frombuffer(frames.data, np.uint8)
-    heads = _gather(data, frames.starts + _HEADER.size, _ADD_HEAD_DTYPE.itemsize)
+    heads = gather_rows(data, frames.starts + _HEADER.size, _ADD_HEAD_DTYPE.itemsize)
     ids = heads.view(_ADD_HEAD_DTYPE)[:, 0]
     for first, last in _equal_rows(heads[:, :MASTER_KEY_BYTES]):
         records, offsets = _records(data, frames.starts[first:last], frames.lengths[first:last])
@@ -266,18 +266,13 @@ def _parse_reads(version: int, flags: int, fencing: bool, frames: Frames) -> Ite
         yield ReadRun(version, flags, None, both[:1], both[1:])
         return
     data = np.frombuffer(frames.data, np.uint8)
-    ids = _gather(data, frames.starts + 4, 16).view(">i8").astype(np.int64)
+    ids = gather_rows(data, frames.starts + 4, 16).view(">i8").astype(np.int64)
     if not fencing:
         yield ReadRun(version, flags, None, ids[:, 0], ids[:, 1])
         return
-    keys = _gather(data, frames.starts + 20, MASTER_KEY_BYTES)
+    keys = gather_rows(data, frames.starts + 20, MASTER_KEY_BYTES)
     for first, last in _equal_rows(keys):
         yield ReadRun(version, flags, keys[first].tobytes(), ids[first:last, 0], ids[first:last, 1])
-
-
-def _gather(data: npt.NDArray[np.uint8], starts: Int64s, size: int) -> npt.NDArray[np.uint8]:
-    """Return contiguous rows of ``size`` bytes from each of ``starts``."""
-    return gather(data, starts, size).view(np.uint8).reshape(-1, size)
 
 
 def _equal_rows(rows: npt.NDArray[np.uint8]) -> Iterator[tuple[int, int]]:

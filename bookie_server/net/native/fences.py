@@ -132,6 +132,12 @@ class Fences:
         self._look_soon()
 
 
+def is_durable(fence: asyncio.Future[Code]) -> bool:
+    """Whether the ledger was fenced before: who recovers it reads one entry after the other, and fences it with each.
+    Then entries in memory are answered at once."""
+    return fence.done() and fence.result() is Code.OK
+
+
 def _pass_on(outcome: asyncio.Future[Code], fence: asyncio.Future[Code]) -> None:
     if not outcome.done() and not fence.cancelled():
         outcome.set_result(fence.result())

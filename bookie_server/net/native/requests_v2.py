@@ -21,6 +21,7 @@ from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.wire_v2 import AddRun, Auth, BadVersion, BatchRead, ReadRun
 from bookie_server.entry_reader import MAX_LEDGERS, ReadPart
 from bookie_server.net.common.access.rights import FENCE, READ
+from bookie_server.net.native.fences import is_durable
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Records
@@ -130,10 +131,12 @@ class RequestsV2:
         if run.master_key is not None:
             for ledger_id in np.unique(ledger_ids).tolist():
                 fences[ledger_id] = context.shared.fences.fence(context, ledger_id, run.master_key)
-            # Who recovers a ledger reads one entry after the other, and fences it again with each.
-            fence = fences[int(run.ledger_ids[0])]
-            is_fenced = fence.done() and fence.result() is Code.OK
-            if count == 1 and is_fenced and context.may_answer_now and self._answer_now(run, "fence", begun):
+            if (
+                count == 1
+                and is_durable(fences[int(run.ledger_ids[0])])
+                and context.may_answer_now
+                and self._answer_now(run, "fence", begun)
+            ):
                 return
         version = run.version
         context.reads.add(

@@ -22,6 +22,7 @@ from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
 from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
+from bookie_server.net.native.fences import is_durable
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
@@ -307,10 +308,8 @@ class RequestsV3:
             self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
             fence = context.shared.fences.fence(context, ledger_id, read.masterKey)
-            # Who recovers a ledger reads one entry after the other, and fences it again with each.
-            is_fenced = fence.done() and fence.result() is Code.OK
             if (
-                is_fenced
+                is_durable(fence)
                 and context.may_answer_now
                 and self._answer_from_memory("fence", txn_id, ledger_id, entry_id, None, begun)
             ):

@@ -9,16 +9,16 @@ from tests.mutation.mutation import Mutation
 MUTATIONS: Final = (
     Mutation(
         "A fencing read is answered at once only if the fence is durable.",
-        "bookie_server/net/native/requests_v3.py",
-        "is_fenced = fence.done() and fence.result() is Code.OK",
-        "is_fenced = not fence.done() or fence.result() is Code.OK",
+        "bookie_server/net/native/fences.py",
+        "return fence.done() and fence.result() is Code.OK",
+        "return not fence.done() or fence.result() is Code.OK",
         ("tests/unit/test_net_fences.py::test_who_recovers_a_ledger_gets_entries_in_memory_at_once[3]",),
     ),
     Mutation(
         "A fencing read of an entry in memory needs no task.",
         "bookie_server/net/native/requests_v2.py",
-        "is_fenced = fence.done() and fence.result() is Code.OK",
-        "is_fenced = False",
+        "and is_durable(fences[int(run.ledger_ids[0])])",
+        "and False",
         ("tests/unit/test_net_fences.py::test_who_recovers_a_ledger_gets_entries_in_memory_at_once[2]",),
     ),
     Mutation(

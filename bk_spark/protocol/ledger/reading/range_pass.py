@@ -224,8 +224,7 @@ class RangePass:
         """Verify the first entries of an answer and return them, at least one."""
         ledger = self._ledger
         if isinstance(event, BatchRead):
-            if event.code is not Code.OK:
-                check_read(event.code)
+            check_read(event.code)
             return verify_records(event.records, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest)
         answers = event.answers
         stored: list[memoryview] = []
