@@ -83,13 +83,16 @@ class Search:
 
     @property
     def size_bytes(self) -> int:
+        """The size of the entries that the bookies store, without ledgers that are not closed."""
         return sum(each.size_bytes or 0 for each in self.ledgers)
 
     @property
     def entries(self) -> int:
+        """How many entries the bookies store, as in :class:`BookieLedger`."""
         return sum(each.entries for each in self.ledgers)
 
     def total(self) -> str:
+        """Say for people how much it is in all."""
         return f"{len(self.ledgers)} ledgers, {self.entries} entries, about {self.size_bytes} bytes"
 
 

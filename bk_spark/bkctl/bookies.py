@@ -20,6 +20,7 @@ _READ_ONLY: Final = "read-only"
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``bookies``, its Apache name ``listbookies``, and ``bookieinfo``."""
     for name in ("bookies", "listbookies"):
         bookies = groups.add_parser(name, help="list all bookies with their state, rack and disks")
         states = bookies.add_mutually_exclusive_group()

@@ -29,6 +29,7 @@ from bk_spark.protocol.metadata.znodes import Znode
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``initnewcluster``, ``whatisinstanceid`` and ``cookie``."""
     new = groups.add_parser(
         "initnewcluster", help="create the znodes of a new cluster at --metadata-service-uri; an existing one stays"
     )

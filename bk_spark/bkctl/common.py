@@ -21,6 +21,8 @@ _MAX_OFFSET: Final = (1 << 63) - 1
 
 
 class ExitStatus(enum.IntEnum):
+    """What ``bkctl`` exits with."""
+
     OK = 0
     ERROR = 1
     """The command failed. One line on stderr says why."""
@@ -35,6 +37,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Reports an invalid command line in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Print ``message`` with the name of the command, and exit with WRONG_COMMAND_LINE."""
         self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -92,6 +95,7 @@ def iso_time(time_ms: int) -> str:
 
 
 def print_json(value: object) -> None:
+    """Print one value, indented. For a command with ``--json`` that has all of its result."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 

@@ -31,6 +31,7 @@ class _Level:
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``completion``, which needs no cluster."""
     completion = groups.add_parser(
         "completion", help="print a shell script that completes bkctl's commands and options"
     )

@@ -35,6 +35,7 @@ _MAX_PATIENCE_S: Final = 604_800
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``decommission``."""
     command = groups.add_parser(
         "decommission", help="have all copies of a stopped bookie made again, and wait until no ledger names it"
     )

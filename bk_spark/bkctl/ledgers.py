@@ -35,6 +35,7 @@ _AT_ONCE: Final = 256
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``ledger``, and its commands under their names in Apache's shell."""
     ledger = groups.add_parser("ledger", help="one ledger").add_subparsers(
         required=True, metavar="show|read|list|delete|skip-ids"
     )

@@ -19,6 +19,7 @@ class Members:
 
     @classmethod
     def read(cls, client: BlockingClient) -> Members:
+        """Ask ZooKeeper. A cluster without any cookie has none to name."""
         registered = client.bookies()
         cookies = client.zookeeper.children(f"{client.root}/cookies") or ()
         return cls(
@@ -29,6 +30,7 @@ class Members:
 
     @property
     def registered(self) -> frozenset[str]:
+        """The ids of the registered bookies, writable or not."""
         return self.writable | self.read_only
 
     def check_lost(self, bookies: Collection[str], *, force: bool, otherwise: str) -> None:

@@ -23,6 +23,7 @@ _MAX_WAIT_S: Final = 86_400
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``recover``."""
     recover = groups.add_parser(
         "recover", help="make the copies of lost bookies again on other bookies, now and without an auditor"
     )
@@ -41,6 +42,7 @@ def add_commands(groups: Any) -> None:
 
 
 def add_limits(command: argparse.ArgumentParser) -> None:
+    """Add the options that bound the repair of ledgers. ``decommission`` has them, too."""
     command.add_argument(
         "--ledgers-at-once",
         type=argument(whole(1, _MAX_AT_ONCE)),
@@ -157,6 +159,7 @@ def print_plan(options: argparse.Namespace, bookies: frozenset[str], search: Sea
 
 
 def print_unreadable(search: Search) -> None:
+    """Print a line for each ledger of which nobody can tell whether the bookies have it."""
     for ledger_id, problem in search.unreadable.items():
         print(f"{ledger_id}\tnot recovered\tmetadata cannot be read: {' '.join(problem.split())}")
 
@@ -169,14 +172,14 @@ def _summary(bookies: frozenset[str], ended: Sequence[RecoveredLedger], search: 
     return {
         "dry_run": False,
         "bookies": sorted(bookies),
-        "ledgers": [ledger_record(each) for each in ended],
+        "ledgers": [_ledger_record(each) for each in ended],
         "recovered": sum(each.reason is None for each in ended),
         "not_recovered": sum(each.reason is not None for each in ended) + len(search.unreadable),
         "unreadable": _unreadable(search),
     }
 
 
-def ledger_record(one: RecoveredLedger) -> dict[str, Any]:
+def _ledger_record(one: RecoveredLedger) -> dict[str, Any]:
     record = asdict(one)
     return {"ledger": record.pop("ledger_id"), "recovered": one.reason is None} | record
 

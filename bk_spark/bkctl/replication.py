@@ -41,6 +41,7 @@ _LONG_AGO_MS: Final = 0
 
 
 def add_commands(groups: Any) -> None:
+    """Add the commands about under-replication and the auditor."""
     autorecovery = groups.add_parser("autorecovery", help="whether lost copies are made again")
     switches = autorecovery.add_subparsers(required=True, metavar="enable|disable|status")
     for name, meaning in (("enable", "let lost copies be made again"), ("disable", "stop it in the whole cluster")):
@@ -84,6 +85,7 @@ def add_commands(groups: Any) -> None:
 
 
 def add_dry_run(command: argparse.ArgumentParser) -> None:
+    """Add ``--dry-run``."""
     command.add_argument("--dry-run", action="store_true", help="change nothing, print what would be done")
 
 

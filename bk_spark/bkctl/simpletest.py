@@ -43,6 +43,7 @@ class _Times:
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``simpletest`` and ``bookiesanity``."""
     test = groups.add_parser(
         "simpletest", help="test the cluster by writing and reading a temporary ledger of 1 KB entries"
     )

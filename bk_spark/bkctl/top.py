@@ -42,6 +42,7 @@ Record = dict[str, Any]
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``top``."""
     top = groups.add_parser("top", help="the whole cluster at a glance, refreshed until Ctrl-C")
     top.add_argument("--once", action="store_true", help="print it once; so do --json, and no terminal")
     top.add_argument(

@@ -37,12 +37,15 @@ class Limits:
     values: frozenset[int] | None = None
 
     def and_from(self, low: int) -> Limits:
+        """Return these limits without values below ``low``."""
         return Limits(max(low, self.low), self.high, self.values)
 
     def and_to(self, high: int) -> Limits:
+        """Return these limits without values above ``high``."""
         return Limits(self.low, min(high, self.high), self.values)
 
     def and_in(self, values: frozenset[int]) -> Limits:
+        """Return these limits without values other than ``values``."""
         if not values:
             return Limits(0, -1, frozenset())
         kept = values if self.values is None else self.values & values

@@ -54,10 +54,12 @@ class BookKeeperDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The name for ``format``."""
         return "bookkeeper"
 
     @plain_errors
     def schema(self) -> StructType:
+        """Return the schema of a read for which the user gives none. Logs and ledgers are looked up in ZooKeeper."""
         # Spark asks for the schema before it tells whether this is a batch or a stream.
         options = self._parsed(writing=False, streaming=None)
         if options.reads_topics:
@@ -70,6 +72,7 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch: of topics if the options name any, otherwise of logs or a ledger."""
         options = self._parsed(writing=False)
         if options.reads_topics:
             from bk_spark.datasource.pulsar.batch import TopicBatchReader
@@ -81,6 +84,7 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's)
+        """Return the reader of a streaming query, chosen as for :meth:`reader`."""
         options = self._parsed(writing=False, streaming=True)
         if options.reads_topics:
             from bk_spark.datasource.pulsar.stream import TopicStreamReader
@@ -92,6 +96,8 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch: to the log that ``logColumn`` names in each row, if it is set, otherwise to
+        one."""
         options = self._parsed(writing=True)
         if options.log_column is not None:
             from bk_spark.datasource.writing.routed import RoutedBatchWriter
@@ -103,6 +109,8 @@ class BookKeeperDataSource(DataSource):
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's)
+        """Return the writer of a streaming query, chosen as for :meth:`writer`. Finds or makes the log, if it is
+        one."""
         options = self._parsed(writing=True, streaming=True)
         if options.log_column is not None:
             from bk_spark.datasource.writing.routed import RoutedStreamWriter

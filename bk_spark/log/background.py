@@ -26,7 +26,9 @@ class MaintainedLog(Protocol):
     name: str
     log_id: str
 
-    def maintain(self) -> MaintenanceReport: ...
+    def maintain(self) -> MaintenanceReport:
+        """Do what is due of the log's maintenance. May raise any error."""
+        ...
 
 
 def look_after(log: MaintainedLog) -> None:

@@ -35,7 +35,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.metadata.znodes import Znode
 
-#: A segment takes 56 bytes in columns.
+#: A segment takes 64 bytes in columns.
 _MAX_CACHED_SEGMENTS: Final = 1 << 17
 _MAX_INDEXES: Final = 4
 _MAX_READERS: Final = 4
@@ -93,6 +93,7 @@ class PageReader:
         self._synced_session = session
 
     def tail_path(self, head: Head) -> str:
+        """Return the znode of the last page in the list of ``head``, for a caller that reads the page itself."""
         return self._paths.page(head.tail_page)
 
     def tail_page(self, head: Head, znode: Znode) -> SegmentPage:

@@ -20,6 +20,7 @@ class TailKeeper:
         self._thread = threading.Thread(target=self._run, name=f"log-tail-keeper {name}", daemon=True)
 
     def start(self) -> None:
+        """Start the thread, which calls ``keep`` at once."""
         self._changed.set()
         self._thread.start()
 

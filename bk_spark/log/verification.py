@@ -42,6 +42,8 @@ _MAX_READERS: Final = 32
 
 
 class Kind(enum.Enum):
+    """What is wrong. The values are printed by ``bkctl log verify``."""
+
     LEDGER_MISSING = "ledger-missing"
     """The ledger's metadata is gone: its entries are lost."""
     BEYOND_END = "beyond-end"
@@ -77,6 +79,8 @@ class Problem:
 
 @dataclass(slots=True)
 class Counts:
+    """How much was checked: segments, ledgers and entries in the list, and entries read from bookies so far."""
+
     segments: int = 0
     ledgers: int = 0
     entries: int = 0

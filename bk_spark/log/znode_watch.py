@@ -10,7 +10,9 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 class Change(Protocol):
     """Where a change is noted: an event of threads, or one that wakes another event loop."""
 
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Note the change. Any thread may call it, and it must not block."""
+        ...
 
 
 class ZnodeWatch:

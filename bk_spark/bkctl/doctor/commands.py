@@ -15,6 +15,7 @@ from bk_spark.bkctl.doctor.findings import Finding, Status, warning
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``doctor``, which needs no cluster: without ``--metadata-service-uri`` it checks less."""
     doctor = groups.add_parser(
         "doctor", help="find what keeps Spark from reading and writing on this machine, and say what to do"
     )

@@ -29,6 +29,7 @@ _LOST_ENTRIES: Final = 1_000_000
 
 
 def add_commands(log: Any) -> None:
+    """Add the subcommands that change a log's list or settings."""
     create = log.add_parser("create", help="create an empty raw log, in which each entry is a row")
     create.add_argument("name")
     for option, default in (

@@ -24,6 +24,7 @@ _MAX_IN_JSON: Final = 10_000
 
 
 def add_commands(log: Any) -> None:
+    """Add ``verify`` and ``gc``."""
     verify = log.add_parser(
         "verify",
         help="compare the list with ledger metadata and bookies; exit status 3 if something is wrong",

@@ -10,6 +10,7 @@ _METAVAR: Final = "list|show|history|read|append|append-ledger|create|truncate|g
 
 
 def add_commands(groups: Any) -> None:
+    """Add ``log`` with its subcommands."""
     log = groups.add_parser("log", help="logs").add_subparsers(required=True, metavar=_METAVAR)
     for module in (show, history, rows, changes, checks):
         module.add_commands(log)

@@ -11,6 +11,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
+    """Add ``--yes`` and ``--dry-run``."""
     command.add_argument(
         "--yes", action="store_true", help="do not ask for confirmation; required where there is no terminal"
     )
@@ -40,6 +41,7 @@ class Dropped:
 
     @classmethod
     def by_beginning_at(cls, snapshot: LogSnapshot, first_offset: int) -> Dropped:
+        """Sum up what is before ``first_offset``, which may be outside of the log."""
         start = snapshot.first_offset
         end = max(start, min(first_offset, snapshot.next_offset))
         segments = rows = size_bytes = 0
@@ -51,6 +53,7 @@ class Dropped:
 
     @property
     def entries(self) -> int:
+        """The number of entries."""
         return self.end - self.start
 
     def __str__(self) -> str:
@@ -60,4 +63,5 @@ class Dropped:
         )
 
     def record(self) -> dict[str, int]:
+        """Return the fields of the JSON form."""
         return asdict(self) | {"entries": self.entries}

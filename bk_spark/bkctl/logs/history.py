@@ -14,6 +14,7 @@ _MOST: Final = 100_000
 
 
 def add_commands(log: Any) -> None:
+    """Add ``history``."""
     history = log.add_parser("history", help="commits of a log, the newest first: what, when, and by whom")
     history.add_argument("name")
     history.add_argument(

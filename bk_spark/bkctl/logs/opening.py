@@ -31,6 +31,7 @@ def open_list(client: BlockingClient, options: argparse.Namespace) -> Log:
 
 
 def wrong_password(options: argparse.Namespace) -> UnauthorizedError:
+    """Return the error for a log that refuses the password given, or none. It names ``--password-file``."""
     given = options.password_file
     what = "the log has a password" if given is None else f"{given} does not hold its password"
     return UnauthorizedError(f"log {options.name}: {what}: give the right one with --password-file")

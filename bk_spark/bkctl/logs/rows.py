@@ -28,6 +28,7 @@ _QUERY_ID: Final = "bkctl"
 
 
 def add_commands(log: Any) -> None:
+    """Add ``read`` and ``append``."""
     read = log.add_parser(
         "read", help="write entries to stdout: of raw logs as they are, of arrow logs each row as JSON; a line each"
     )

@@ -30,6 +30,7 @@ _KEPT: Final = ("time_ms", "size_bytes")
 
 
 def add_commands(log: Any) -> None:
+    """Add ``list`` and ``show``."""
     list_ = log.add_parser("list", help="names of all logs, one a line")
     list_.add_argument("--long", action="store_true", help="as a table with offsets, last commit and more")
     list_.set_defaults(run=_list)
@@ -199,6 +200,7 @@ def _facts(log: Log, snapshot: LogSnapshot, zk: ZooKeeper) -> Record:
 
 
 def policy_record(policy: Policy) -> Record:
+    """Return the fields of a policy in its JSON form: milliseconds and bytes, where 0 means no limit."""
     return {
         "time_ms": policy.retention_time_ms,
         "size_bytes": policy.retention_size_bytes,

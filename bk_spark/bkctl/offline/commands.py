@@ -14,6 +14,7 @@ _LOG: Final = "id of the entry log as a decimal number (12), its file name (c.lo
 
 
 def add_commands(groups: Any) -> None:
+    """Add the commands that read files of a stopped bookie, and need no cluster."""
     listing = groups.add_parser("listfilesondisc", help="offline: list a bookie's journals, entry logs and index files")
     for name, meaning in _KINDS.items():
         listing.add_argument(f"--{name}", action="append_const", dest="kinds", const=name, help=f"list {meaning}")

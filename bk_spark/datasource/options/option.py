@@ -53,4 +53,5 @@ def option(
     doc: str,
     secret: bool = False,
 ) -> Any:
+    """Declare an option as a field of a dataclass. ``default`` is text, as users give it; None: there is no default."""
     return declare(Option(name, default, kind, doc, secret=secret, uses=uses, group=group))

@@ -51,6 +51,7 @@ class FollowedPartition(Followed):
         return self.topic.numbers
 
     def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        """Return the readable entries as the last look found them. They end before the first undecided transaction."""
         del latest, looked  # TopicSources looks at all topics together
         numbers = self.numbers
         end = numbers.end
@@ -83,12 +84,15 @@ class FollowedPartition(Followed):
             self.transactions.forget(position)
 
     def start_bounds(self) -> Bounds:
+        """Return the bounds for a new query's start, with what transactions hold back now."""
         return Bounds(self.numbers.first, self.numbers.end)
 
     def pieces(self, start: int, end: int) -> Pieces:
+        """Return entries ``[start, end)``. Raises InvalidArgumentError for ledgers that only tiered storage has."""
         return topic_pieces(self.name, self.numbers, start, end)
 
     def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
+        """Return all of the range, by ledger: the list of ledgers has their sizes."""
         del size_bytes  # the list of ledgers has all sizes
         entries, sizes = [], []
         for one, first, last in self.numbers.ranges(start, end):

@@ -29,6 +29,7 @@ class TopicLoss(DataLoss):
         self._sources = sources
 
     def gone(self, name: str, start: int, end: int) -> None:
+        """Report messages before the position that ``end`` is the number of. Raises LogRangeGoneError, or warns."""
         self._report(
             name,
             start,
@@ -38,6 +39,7 @@ class TopicLoss(DataLoss):
         )
 
     def beyond(self, name: str, start: int, end: int) -> None:
+        """Report that the topic ends before what the checkpoint has read. Raises LogRangeGoneError, or warns."""
         self._report(
             name,
             start,
@@ -47,6 +49,7 @@ class TopicLoss(DataLoss):
         )
 
     def missing(self, name: str, read_to: int) -> None:
+        """Report that the topic no longer exists. Raises LogRangeGoneError, or warns."""
         self._report(name, read_to, read_to, f"topic {name}, which the query has read, no longer exists")
 
     def _text(self, name: str, number: int) -> str:
@@ -65,6 +68,7 @@ class TopicStreamPlanner(StreamPlanner):
         super().__init__(options, self._topics, TopicLoss(options.fail_on_data_loss, self._topics))
 
     def initial(self) -> StreamOffset:
+        """Return where a new query starts: by the options, or at the end of each topic."""
         if self._initial is None:
             # Also what transactions hold back now: it comes when they are decided.
             numbers = {name: one.numbers for name, one in self._topics.now(latest=True).items()}
@@ -74,10 +78,12 @@ class TopicStreamPlanner(StreamPlanner):
         return self._initial
 
     def stop_at_present_end(self) -> None:
+        """Stop at the present ends, transactions that are undecided now included."""
         # What is undecided now is not read, though it may be decided before the query stops.
         self._target = {name: one.numbers.end for name, one in self._topics.now(latest=True).items()}
 
     def parse(self, found: object) -> StreamOffset:
+        """Parse positions of topics, and number them. Of a deleted topic, the position is only kept."""
         positions = {}
         followed = self._topics.partitions()
         for name, one in parse_topics(found).items():
@@ -94,6 +100,7 @@ class TopicStreamPlanner(StreamPlanner):
         return StreamOffset(positions)
 
     def to_json(self, offset: StreamOffset) -> dict[str, Any]:
+        """Return positions of topics: numbers of entries mean nothing after this process."""
         followed = self._topics.partitions()
         positions = {}
         for name, one in offset.positions.items():

@@ -43,6 +43,7 @@ class BaseReader(DataSourceStreamReader):
 
     @plain_errors
     def partitions(self, start: JsonOffset, end: JsonOffset) -> list[InputPartition]:
+        """Return the tasks of the batch from ``start`` to ``end``. Raises LogRangeGoneError for data that is gone."""
         # Spark may pass the same offset twice, only to say which one was last.
         if start == end:
             return []

@@ -33,10 +33,12 @@ class LimitedReader(BaseReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end of the query at what is readable now. Spark calls this before the first batch."""
         self._plan().stop_at_present_end()
 
     @plain_errors
     def latestOffset(self, start: JsonOffset, limit: ReadLimit) -> JsonOffset:  # noqa: N802
+        """Return the end of the batch that begins at ``start``. Only whether ``limit`` is ReadAllAvailable matters."""
         return self._next(start, limited=not isinstance(limit, ReadAllAvailable))
 
     @plain_errors

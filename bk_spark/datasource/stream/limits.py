@@ -34,6 +34,7 @@ class Backlog:
 
     @property
     def entries(self) -> int:
+        """The number of unread entries."""
         return self.end - self.start
 
     def size_bytes(self) -> int:

@@ -153,6 +153,7 @@ class StreamPlanner(ABC):
         return advanced(begun, waiting, ends)
 
     def latest_known(self) -> StreamOffset | None:
+        """Return the ends as last found, regardless of limits. None before the first look. For people."""
         if not self._known:
             return None
         return StreamOffset({name: Position(extent.identity, extent.end) for name, extent in self._known.items()})
@@ -233,6 +234,7 @@ class LogStreamPlanner(StreamPlanner):
         self._progress = ProgressTeller(lambda: _session(options), options.log_root)
 
     def initial(self) -> StreamOffset:
+        """Return where a new query starts: by the options, or at the end of each log."""
         if self._initial is None:
             followed = self._sources.now(latest=True)
             bounds = {one.option_name: one.start_bounds() for one in followed.values()}
@@ -245,9 +247,11 @@ class LogStreamPlanner(StreamPlanner):
         return self._initial
 
     def parse(self, found: object) -> StreamOffset:
+        """Parse offsets of logs, or of a ledger. Raises MetadataFormatError."""
         return parse_offset(found)
 
     def to_json(self, offset: StreamOffset) -> dict[str, Any]:
+        """Return offsets of logs, or of a ledger."""
         return offset.to_json()
 
     def _tasks(self, begun: StreamOffset, ended: StreamOffset, pieces: dict[str, Pieces]) -> list[InputPartition]:

@@ -102,6 +102,7 @@ class FollowedLog(Followed):
         self._confirmed: _Confirmed | None = None
 
     def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        """Return what is readable, with the confirmed entries of an open tail. Asks its bookies at most every 50 ms."""
         try:
             return self._extent(latest, looked)
         except NoSuchLedgerError:
@@ -116,14 +117,17 @@ class FollowedLog(Followed):
         return Extent(self.identity, snapshot.first_offset, snapshot.next_offset + max(0, entries), is_open=True)
 
     def start_bounds(self) -> Bounds:
+        """Return the bounds for a new query's start. Their end includes the confirmed entries of an open tail."""
         end = self.extent(latest=True, looked=True).end
         assert self._snapshot is not None
         return bounds_until(self._snapshot, end)
 
     def pieces(self, start: int, end: int) -> Pieces:
+        """Return offsets ``[start, end)``. Raises LogRangeGoneError if they no longer exist."""
         return log_pieces(self._log, self._look(latest=False), start, end)
 
     def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
+        """Return the range with sizes of its first segments. Those of an open tail are estimates."""
         snapshot = self._look(latest=False)
         parts, found_bytes = [], 0
         committed = min(end, snapshot.next_offset)
@@ -140,6 +144,8 @@ class FollowedLog(Followed):
         return Backlog(start, end, known.entries, known.size_bytes)
 
     def behind(self, start: int, end: int) -> Behind:
+        """Return what offsets ``[start, end)`` hold. What is beyond the first pages, or in an open tail, is
+        extrapolated."""
         snapshot = self._look(latest=False)
         committed = min(end, snapshot.next_offset)
         parts: list[Pieces] = []
@@ -189,19 +195,23 @@ class FollowedLedger(Followed):
         self._entry_bytes: int | None = None
 
     def extent(self, *, latest: bool = False, looked: bool = False) -> Extent:
+        """Return the confirmed entries. The ledger is open until its metadata says CLOSED."""
         end = self._confirmed.last(latest) + 1
         return Extent(self.identity, 0, end, is_open=self._reader.metadata.state is not LedgerState.CLOSED)
 
     def start_bounds(self) -> Bounds:
+        """Return the bounds for a new query's start: a ledger has no times."""
         return Bounds(0, self.extent(latest=True).end)
 
     def pieces(self, start: int, end: int) -> Pieces:
+        """Return entries ``[start, end)`` as one piece. Its size is an estimate, and its rows are its entries."""
         if start >= end:
             return Pieces.of(())
         entries = end - start
         return Pieces.of([Piece(self._ledger_id, start, end - 1, entries * self._bytes_of_one(), entries)])
 
     def backlog(self, start: int, end: int, size_bytes: int) -> Backlog:
+        """Return the range as one segment of estimated size."""
         entries = end - start
         if not entries:
             return Backlog(start, end)

@@ -31,12 +31,14 @@ class UnlimitedReader(BaseReader):
 
     @plain_errors
     def latestOffset(self) -> JsonOffset:  # type: ignore[override]  # noqa: N802 (Spark's name)
+        """Return the end of all that waits after the last batch, or after the query's start."""
         self._warn_of_limits()
         start = self.initialOffset() if self._reached is None else self._reached
         self._reached = self._next(start, limited=False)
         return self._reached
 
     def partitions(self, start: JsonOffset, end: JsonOffset) -> list[InputPartition]:
+        """Return the tasks of the batch. Notes where the next batch begins."""
         self._reached = end
         return super().partitions(start, end)
 

@@ -80,6 +80,8 @@ def read_head(readings: Readings, paths: LogPaths) -> ReadHead:
 
 
 def head_of(znode: Znode | None, paths: LogPaths) -> ReadHead:
+    """Decode the head as read. Raises NoSuchLogError if there is none or the log is being deleted, LogReplacedError,
+    MetadataFormatError."""
     if znode is None:
         raise NoSuchLogError(f"log {paths.name} no longer exists (znode {paths.head}): it was deleted")
     head = decode_head(znode.data, paths.head)

@@ -36,10 +36,12 @@ class AppendLedger:
 
     @property
     def what(self) -> str:
+        """For error texts: names the ledger and the log."""
         return f"appending of ledger {self._ledger_id} to log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A repetition appends nothing twice, but it is refused if the first attempt took effect."""
         return "append it again: if it is in the log already, the error names its offset"
 
     def decide(self, readings: Readings, now_ms: int, maybe: range | None) -> AlreadyDone[range] | Plan[range]:

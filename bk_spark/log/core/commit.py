@@ -58,11 +58,13 @@ class BatchCommit:
 
     @property
     def what(self) -> str:
+        """For error texts: names the batch, its application and the log."""
         request = self._request
         return f"commit of batch {request.batch_id} of application {request.app!r} to log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A repetition finds the batch in the application's znode."""
         return "commit the same batch again, it is appended once"
 
     def decide(

@@ -89,10 +89,12 @@ class PageIndex:
 
     @property
     def end_page(self) -> int:
+        """The page after the last one."""
         return self.first_page + len(self)
 
     @property
     def columns(self) -> tuple[Int64s, ...]:
+        """The columns in the order of the fields after ``previous``."""
         return self.base_offset, self.rows, self.size_bytes, self.first_time_ms, self.ledger_id, self.entry_id
 
     def place(self, page: int) -> tuple[int, int]:
@@ -132,6 +134,7 @@ class IndexWalk:
 
 
 def line_of(page: SegmentPage) -> Line:
+    """Sum up a full page, which must have a segment."""
     table = page.table
     return Line(page.base_offset, int(table.rows.sum()), int(table.size_bytes.sum()), int(table.commit_time_ms[0]))
 

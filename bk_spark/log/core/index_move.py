@@ -118,16 +118,18 @@ class PublishMove:
         self._run_path = run_path
         self._before = before
         self._position = position
-        #: Versions of the page znodes from ``first_page`` on.
         self._first_page = first_page
+        #: Versions of the page znodes from ``first_page`` on.
         self._versions = versions
 
     @property
     def what(self) -> str:
+        """For error texts: names the log and the index ledger."""
         return f"{_what(self.paths)} {self._position.ledger_id}"
 
     @property
     def again(self) -> str:
+        """A repetition moves what is still in ZooKeeper. The reaper deletes the ledger of a move that failed."""
         return "move again, no page is lost or moved twice"
 
     def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:

@@ -29,10 +29,12 @@ class MakeZnodes:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"creation of znodes of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A repetition creates what is still missing."""
         return "create them again: nothing is created twice"
 
     def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:

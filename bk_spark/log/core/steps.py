@@ -90,22 +90,29 @@ class SegmentList(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
+    """Bring the server of this session up to date, and the measured difference of the clocks, if it is old. ``path`` is
+    any znode of the log."""
+
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
+    """Read these znodes in this order. They need not be consistent with each other."""
+
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ListChildren:
+    """List the children of ``path``, which need not exist."""
+
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureClock:
-    pass
+    """Compare this machine's clock and the cluster's now, however recent the last comparison is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,8 @@ class AskList:
 
 @dataclass(frozen=True, slots=True)
 class Transact:
+    """Send these operations as one transaction: all of them take effect, or none."""
+
     operations: tuple[TransactionOp, ...]
 
 
@@ -127,31 +136,39 @@ class TakeLock:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLock:
-    pass
+    """Release the log's advisory lock, or leave its queue. Allowed without either."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTimer:
-    pass
+    """Read a monotonic clock, for differences only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
+    """Wait between half and one and a half times ``about_ms``."""
+
     about_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class CreateLedger:
+    """Create a ledger of the log for writing, and register it in the same transaction."""
+
     register: LedgerRegistrar
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLedger:
+    """Wait until everything sent to a ledger of this process is acknowledged, and close the ledger there."""
+
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverLedger:
+    """Fence a ledger of any process and close it at its last entry. A closed ledger stays as it is."""
+
     ledger_id: int
 
 
@@ -165,18 +182,25 @@ class RecoverLedgers:
 
 @dataclass(frozen=True, slots=True)
 class WriteLedger:
+    """Create and register a ledger, write ``entries`` to it, and close it. If that fails, a registered ledger may
+    remain."""
+
     register: LedgerRegistrar
     entries: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEntry:
+    """Read an entry of a closed ledger."""
+
     ledger_id: int
     entry_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class IsLedgerOpen:
+    """Ask the ledger's metadata whether its state is OPEN: nobody has begun to recover it, or closed it."""
+
     ledger_id: int
 
 
@@ -196,6 +220,8 @@ class LimitTime:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
+    """Log ``text`` as a warning, after the name of the log."""
+
     text: str
 
 
@@ -223,11 +249,13 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    pass
+    """The action was performed. It has no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
+    """The znodes by path, with None for those that do not exist."""
+
     znodes: Mapping[str, Znode | None]
 
 
@@ -240,6 +268,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
+    """The answer to AskList, or to IsLedgerOpen."""
+
     answer: Any
 
 
@@ -252,21 +282,29 @@ class TimerRead:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
+    """The transaction was refused as a whole. ``reason`` is for error texts, as in the next two."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
+    """The transaction was sent, and nobody knows whether it took effect or still will."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
+    """ZooKeeper did not answer in time, or not in the session of the last Sync. Nothing was changed."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
+    """A new ledger is registered with the log."""
+
     ledger_id: int
 
 
@@ -289,11 +327,15 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class EntryRead:
+    """The ``payload`` of the entry: without header and digest."""
+
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """The ledger client's error."""
+
     error: BookKeeperError
 
 
@@ -340,6 +382,7 @@ class LogMachine(StepMachine[Action, Event, R]):
         super().__init__(steps)
 
     def handle(self, event: Event | InSession) -> None:
+        """Report an event. Performers answer Sync, Read and ListChildren with InSession."""
         super().handle(self._held_to_session(event) if isinstance(event, InSession) else event)
 
     def _held_to_session(self, answer: InSession) -> Event:

@@ -41,6 +41,7 @@ class ArrayOf:
 
     @property
     def simple(self) -> str:
+        """The name that Spark shows: ``array<bigint>``."""
         return f"array<{self.element.simple}>"
 
 
@@ -54,6 +55,7 @@ class MapOf:
 
     @property
     def simple(self) -> str:
+        """The name that Spark shows: ``map<string,bigint>``."""
         return f"map<{self.key.simple},{self.value.simple}>"
 
 
@@ -67,6 +69,7 @@ class UserDefined:
 
     @property
     def simple(self) -> str:
+        """Not what Spark shows, which is the class's own name: all types of users have the same one here."""
         return "udt"
 
 
@@ -88,6 +91,7 @@ class Struct:
 
     @property
     def simple(self) -> str:
+        """The name that Spark shows: ``struct<id:bigint,name:string>``."""
         return f"struct<{','.join(f'{one.name}:{one.type.simple}' for one in self.fields)}>"
 
     @property

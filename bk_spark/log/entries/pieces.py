@@ -42,6 +42,7 @@ class Piece:
 
     @property
     def entries(self) -> int:
+        """The number of entries, at least 1."""
         return self.last - self.first + 1
 
 
@@ -65,6 +66,7 @@ class Pieces:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Pieces:
+        """Make the columns. Logs are numbered by first appearance. None becomes ``NO_LOG``."""
         numbers: dict[str, int] = {}
         values = [
             (
@@ -104,6 +106,7 @@ class Pieces:
 
     @classmethod
     def concat(cls, parts: Iterable[Pieces]) -> Pieces:
+        """Return the pieces of all ``parts`` in order. A log that several of them name appears once in ``logs``."""
         numbers: dict[str, int] = {}
         columns = []
         parts = list(parts)
@@ -118,6 +121,7 @@ class Pieces:
 
     @property
     def columns(self) -> tuple[Int64s, ...]:
+        """The int64 columns, in the order of the fields after ``logs``."""
         return (
             self.log,
             self.ledger_id,
@@ -157,6 +161,7 @@ class Pieces:
 
     @property
     def entry_ranges(self) -> EntryRanges:
+        """The same entries as ranges of ledgers, which the client of bookies reads."""
         return EntryRanges(self.ledger_id, self.first, self.entries, self.size_bytes)
 
     @property

@@ -58,6 +58,7 @@ def check_log_name(name: str) -> str:
 
 
 def is_log_name(name: str) -> bool:
+    """Whether ``name`` is valid for a log. Children of a root with other names are not logs."""
     return _LOG_NAME.fullmatch(name) is not None
 
 
@@ -113,42 +114,54 @@ class LogPaths:
 
     @property
     def head(self) -> str:
+        """The log's first znode, message ``Head``. It exists as long as the log does."""
         return head_path(self.root, self.name)
 
     @property
     def identity(self) -> str:
+        """The znode that ties transactions to this log. Its deletion refuses all changes still under way."""
         return f"{self.head}/id-{self.log_id}"
 
     @property
     def deleting(self) -> str:
+        """The znode that exists from the beginning of this log's deletion to its end."""
         return f"{self.head}/deleting-{self.log_id}"
 
     @property
     def settings(self) -> str:
+        """The znode of the settings, message ``Settings``."""
         return settings_path(self.root, self.name)
 
     @property
     def pages(self) -> str:
+        """The parent znode of the pages."""
         return f"{self.head}/pages"
 
     def page(self, number: int) -> str:
+        """Return the znode of page ``number``, message ``SegmentPage``."""
         return f"{self.pages}/{number:010d}"
 
     @property
     def apps(self) -> str:
+        """The parent znode of the applications."""
         return f"{self.head}/apps"
 
     def app(self, app: str) -> str:
+        """Return the znode of what application ``app`` committed last. Raises InvalidArgumentError as
+        :func:`escape_id`."""
         return f"{self.apps}/{app_key(app)}"
 
     @property
     def ledgers(self) -> str:
+        """The parent znode of all registrations: below it are applications, runs and ledgers."""
         return f"{self.head}/ledgers"
 
     def run(self, app: str, run: str) -> str:
+        """Return the znode of a run. Raises InvalidArgumentError as :func:`escape_id`."""
         return self.run_at(app_key(app), run_key(run))
 
     def registration(self, app: str, run: str, ledger_id: int) -> str:
+        """Return the znode of a ledger's registration. Raises InvalidArgumentError as :func:`escape_id`."""
         return f"{self.run(app, run)}/{ledger_id}"
 
     def run_at(self, app_key: str, run_key: str) -> str:
@@ -161,29 +174,36 @@ class LogPaths:
 
     @property
     def appended(self) -> str:
+        """The parent znode of the ledgers that are part of the log but were not made for it."""
         return f"{self.head}/appended"
 
     def appended_ledger(self, ledger_id: int) -> str:
+        """Return the znode that records that such a ledger is in the log, message ``Appended``."""
         return f"{self.appended}/{ledger_id}"
 
     @property
     def owner(self) -> str:
+        """The ephemeral znode of the log writer that holds the tail open, message ``Owner``."""
         return f"{self.head}/owner"
 
     @property
     def policy(self) -> str:
+        """The znode of the retention, message ``Policy``. Missing: the default policy."""
         return f"{self.head}/policy"
 
     @property
     def maintenance(self) -> str:
+        """The znode that is written when maintenance begins, message ``Maintenance``."""
         return f"{self.head}/maintenance"
 
     @property
     def lock(self) -> str:
+        """The parent znode of the places in the advisory lock's queue."""
         return f"{self.head}/lock"
 
     @property
     def clock(self) -> str:
+        """The znode that is written to learn the servers' time. All logs of the root share it."""
         return clock_path(self.root)
 
 
@@ -193,12 +213,15 @@ def app_key(app: str) -> str:
 
 
 def run_key(run: str) -> str:
+    """Return the znode name for a run id. Raises InvalidArgumentError as :func:`escape_id`."""
     return escape_id("run", run)
 
 
 def head_path(root: str, name: str) -> str:
+    """Return the path of a log's head, which needs no log id."""
     return f"{root}/{name}"
 
 
 def settings_path(root: str, name: str) -> str:
+    """Return the path of a log's settings, which needs no log id: they hold it."""
     return f"{root}/{name}/settings"

@@ -77,10 +77,12 @@ class SegmentPage:
 
     @property
     def end_offset(self) -> int:
+        """The offset after the last sealed segment. An open tail begins there."""
         return self.table.end_offset if len(self.table) else self.base_offset
 
     @property
     def open_tail(self) -> bool:
+        """Whether the last segment is a ledger that is still being written."""
         return len(self.table) > 0 and self.table.entries[-1] == 0
 
 

@@ -42,6 +42,7 @@ class Progress:
 
 
 def encode_progress(progress: Progress) -> bytes:
+    """Encode the znode's content. The caller keeps ``positions`` within MAX_POSITIONS."""
     message = pb.Progress(
         format_version=PROGRESS_VERSION,
         host=progress.host,

@@ -71,6 +71,7 @@ class SchemaHistory:
 
     @property
     def current_json(self) -> str:
+        """The current version's schema. Raises MetadataFormatError if a change is damaged."""
         return self.at(self.version)
 
     def at(self, number: int) -> str:

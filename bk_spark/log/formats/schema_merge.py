@@ -53,6 +53,7 @@ class Names:
     case_sensitive: bool = False
 
     def key(self, name: str) -> str:
+        """Return the form of ``name`` in which equal names are equal texts."""
         return name if self.case_sensitive else name.lower()
 
     def find(self, fields: Sequence[JsonField], name: str) -> int | None:
@@ -102,6 +103,7 @@ def json_of(value: JsonType | JsonField) -> str:
 
 
 def schema_json_of(fields: Iterable[JsonField]) -> str:
+    """Return the schema with these columns, in Spark's JSON form."""
     return json_of({"type": "struct", "fields": list(fields)})
 
 

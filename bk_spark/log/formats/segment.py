@@ -49,6 +49,7 @@ class Segment:
 
     @property
     def end_offset(self) -> int:
+        """The offset after the last entry. For an open tail it is ``base_offset``."""
         return self.base_offset + self.entries
 
     def entry_at(self, offset: int) -> int:
@@ -89,6 +90,7 @@ class SegmentTable:
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> SegmentTable:
+        """Make the columns. An open tail gets 0 entries."""
         values = [
             (
                 s.ledger_id,
@@ -106,12 +108,14 @@ class SegmentTable:
 
     @classmethod
     def concat(cls, tables: list[SegmentTable]) -> SegmentTable:
+        """Return the segments of all ``tables`` in order, which must follow one another."""
         if not tables:
             return cls.of(())
         return cls(*(np.concatenate(columns) for columns in zip(*(t.columns for t in tables), strict=True)))
 
     @property
     def columns(self) -> tuple[Int64s, ...]:
+        """The columns in the order of the fields."""
         return (
             self.ledger_id,
             self.first_entry,

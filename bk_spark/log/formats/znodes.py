@@ -167,6 +167,7 @@ class Policy:
 
 
 def encode_head(head: Head) -> bytes:
+    """Encode the head. Format version 2 if the log records commits, otherwise 1, which release 0.1.0 reads."""
     message = pb.Head(
         format_version=1 if head.kept_offset is None else HEAD_VERSION,
         log_id=UUID(head.log_id).bytes,
@@ -188,6 +189,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(data: bytes, path: str) -> Head:
+    """Decode the head in znode ``path``. Raises MetadataFormatError if it is damaged or its version is unknown."""
     message = parse(pb.Head(), data, path, "head of a log", HEAD_VERSION, MAX_HEAD_BYTES)
     index = None
     if message.HasField("index"):
@@ -216,6 +218,7 @@ def decode_head(data: bytes, path: str) -> Head:
 
 
 def encode_application(application: Application) -> bytes:
+    """Encode what an application committed last. The caller keeps it within MAX_APPLICATION_BYTES."""
     return pb.Application(
         format_version=APPLICATION_VERSION,
         app=application.app,
@@ -235,6 +238,7 @@ def encode_application(application: Application) -> bytes:
 
 
 def decode_application(data: bytes, path: str) -> Application:
+    """Decode the application in znode ``path``. Raises MetadataFormatError."""
     message = parse(pb.Application(), data, path, "application of a log", APPLICATION_VERSION, MAX_APPLICATION_BYTES)
     ledgers = list(accumulate(message.in_use_ledger_deltas))
     in_use = dict(zip(ledgers, message.in_use_last_entries, strict=False))
@@ -261,6 +265,7 @@ def decode_application(data: bytes, path: str) -> Application:
 
 
 def encode_registration(registration: LedgerRegistration) -> bytes:
+    """Encode a ledger's registration."""
     return pb.Registration(
         format_version=REGISTRATION_VERSION,
         last_committed_entry=registration.last_committed_entry,
@@ -269,6 +274,7 @@ def encode_registration(registration: LedgerRegistration) -> bytes:
 
 
 def decode_registration(data: bytes, path: str) -> LedgerRegistration:
+    """Decode the registration in znode ``path``. Raises MetadataFormatError."""
     message = parse(
         pb.Registration(), data, path, "registration of a ledger", REGISTRATION_VERSION, MAX_REGISTRATION_BYTES
     )
@@ -277,6 +283,7 @@ def decode_registration(data: bytes, path: str) -> LedgerRegistration:
 
 
 def encode_owner(owner: Owner) -> bytes:
+    """Encode who holds the tail open."""
     return pb.Owner(
         format_version=OWNER_VERSION,
         writer_id=owner.writer_id,
@@ -287,22 +294,26 @@ def encode_owner(owner: Owner) -> bytes:
 
 
 def decode_owner(data: bytes, path: str) -> Owner:
+    """Decode the owner in znode ``path``. Raises MetadataFormatError."""
     message = parse(pb.Owner(), data, path, "owner of a log's tail", OWNER_VERSION, _MAX_SMALL_BYTES)
     return Owner(message.writer_id, message.host, message.process_id, message.opened_time_ms)
 
 
 def encode_appended(appended: Appended) -> bytes:
+    """Encode where an appended ledger begins."""
     return pb.Appended(
         format_version=APPENDED_VERSION, token=appended.token, offset=appended.offset
     ).SerializeToString()
 
 
 def decode_appended(data: bytes, path: str) -> Appended:
+    """Decode the registration of an appended ledger in znode ``path``. Raises MetadataFormatError."""
     message = parse(pb.Appended(), data, path, "registration of an appended ledger", APPENDED_VERSION, _MAX_SMALL_BYTES)
     return Appended(message.token, message.offset)
 
 
 def encode_policy(policy: Policy) -> bytes:
+    """Encode a policy. Format version 2 if it keeps earlier states (``history_ms``), otherwise 1."""
     return pb.Policy(
         # The first release would not keep what it does not know of.
         format_version=POLICY_VERSION if policy.history_ms else 1,
@@ -315,6 +326,7 @@ def encode_policy(policy: Policy) -> bytes:
 
 
 def decode_policy(data: bytes, path: str) -> Policy:
+    """Decode the policy in znode ``path``. Raises MetadataFormatError."""
     message = parse(pb.Policy(), data, path, "policy of a log", POLICY_VERSION, _MAX_SMALL_BYTES)
     return Policy(
         message.retention_time_ms,
@@ -326,6 +338,7 @@ def decode_policy(data: bytes, path: str) -> Policy:
 
 
 def encode_maintenance(token: bytes) -> bytes:
+    """Encode the znode that records the beginning of maintenance. ``token`` is new for each beginning."""
     return pb.Maintenance(format_version=MAINTENANCE_VERSION, token=token).SerializeToString()
 
 
@@ -367,6 +380,7 @@ def _check_numbers(message: Any, where: str) -> None:
 
 
 def log_id_of(data: bytes, path: str) -> str:
+    """Return the 16 bytes of a log id as text. Raises MetadataFormatError, naming ``path``, for another length."""
     if len(data) != 16:
         raise MetadataFormatError(f"{path} holds a log id of {len(data)} bytes, not 16")
     return str(UUID(bytes=data))

@@ -70,10 +70,12 @@ class BeginDeletion:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"deletion of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A repetition continues a deletion that has begun."""
         return "delete it again"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:

@@ -38,10 +38,12 @@ class Expire:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"end of what is kept of earlier states of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """Nobody has to act: the next round of maintenance finds what is left."""
         return "the next round continues"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:

@@ -58,10 +58,12 @@ class ClaimMaintenance:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"start of maintenance of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """Nothing is lost but time if the claim took effect: maintenance is due again after its interval."""
         return "the next round starts on its own"
 
     def decide(self, readings: Readings, now_ms: int, maybe: bool | None) -> AlreadyDone[bool] | Plan[bool]:

@@ -69,12 +69,15 @@ class Run:
 
     @property
     def is_of_application(self) -> bool:
+        """Whether an application made the run; otherwise it is a log writer, or a move into an index ledger."""
         return not self.app_key.startswith("+")
 
     def path(self, paths: LogPaths) -> str:
+        """Return the run's znode, the parent of its registrations."""
         return paths.run_at(self.app_key, self.run_key)
 
     def registration(self, paths: LogPaths, ledger_id: int) -> str:
+        """Return the znode that registers a ledger for the run."""
         return f"{self.path(paths)}/{ledger_id}"
 
     def holder_path(self, paths: LogPaths) -> str:

@@ -78,10 +78,12 @@ class Condemn:
 
     @property
     def what(self) -> str:
+        """For error texts: names the run's znode."""
         return f"condemning of ledgers of {self._run.path(self.paths)}"
 
     @property
     def again(self) -> str:
+        """Nobody has to act: the next round of maintenance finds what is left."""
         return "the next round continues"
 
     def decide(
@@ -177,10 +179,12 @@ class DeleteLedgers:
 
     @property
     def what(self) -> str:
+        """For error texts: names the run's znode."""
         return f"deletion of ledgers of {self._run.path(self.paths)}"
 
     @property
     def again(self) -> str:
+        """Nobody has to act: the next round of maintenance finds what is left."""
         return "the next round continues"
 
     def decide(

@@ -44,6 +44,7 @@ class References:
 
     @classmethod
     def none(cls) -> References:
+        """Return references to no ledger."""
         return cls(np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
@@ -53,6 +54,7 @@ class References:
         return cls._merged(table.ledger_id[kept], (table.first_entry + table.entries - 1)[kept])
 
     def union(self, *others: References) -> References:
+        """Return the ledgers of all, each with the highest of its last entries."""
         every = (self, *others)
         return self._merged(
             np.concatenate([part.ledger_ids for part in every]), np.concatenate([part.last_entries for part in every])

@@ -51,10 +51,12 @@ class SetPolicy:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"setting the retention of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A repetition writes the same policy."""
         return "set it again"
 
     def decide(self, readings: Readings, now_ms: int, maybe: Policy | None) -> AlreadyDone[Policy] | Plan[Policy]:

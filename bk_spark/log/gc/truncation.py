@@ -51,10 +51,12 @@ class Truncate:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log and the offset."""
         return f"truncation of log {self.paths.name} up to offset {self._up_to_offset}"
 
     @property
     def again(self) -> str:
+        """A repetition drops no more than the first attempt."""
         return "truncate again: a repetition changes nothing"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:

@@ -20,11 +20,17 @@ class WrittenLog(Protocol):
     name: str
 
     @property
-    def ledgers(self) -> LogLedgers: ...
+    def ledgers(self) -> LogLedgers:
+        """Closes and abandons ledgers. Raises InvalidArgumentError if the log was opened without its password."""
+        ...
 
-    def create_ledger(self, app: str, run: str) -> BlockingWriter: ...
+    def create_ledger(self, app: str, run: str) -> BlockingWriter:
+        """Create a ledger, registered for a run of an application, and return its writer."""
+        ...
 
-    def check_run(self, app: str, run: str) -> None: ...
+    def check_run(self, app: str, run: str) -> None:
+        """Raise RunRetiredError if another run of the application has taken over."""
+        ...
 
 
 class KeptLedgers(Protocol):

@@ -25,7 +25,9 @@ CommitName: TypeAlias = int | str | datetime.datetime | AsOf
 class TableLog(ScannedLog, CommittedLog, Protocol):
     """A log, as its methods for tables need it: see :class:`bk_spark.log.log.Log`."""
 
-    def as_of(self, commit: CommitName) -> LogSnapshot: ...
+    def as_of(self, commit: CommitName) -> LogSnapshot:
+        """Return the log as a commit left it. Raises LogRangeGoneError if that state is no longer kept."""
+        ...
 
 
 class LogTables:

@@ -20,9 +20,13 @@ class ReadableLog(Protocol):
 
     name: str
 
-    def open_reader(self) -> LogReader: ...
+    def open_reader(self) -> LogReader:
+        """Return a reader, which finds the end of an open tail."""
+        ...
 
-    def snapshot(self) -> LogSnapshot: ...
+    def snapshot(self) -> LogSnapshot:
+        """Return the current list of segments."""
+        ...
 
 
 def log_bounds(log: ReadableLog, snapshot: LogSnapshot, wanted_end: Position | None = None) -> Bounds:

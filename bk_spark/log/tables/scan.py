@@ -45,10 +45,14 @@ class ScannedLog(ReadableLog, Protocol):
     """A log, as scans need it: see :class:`bk_spark.log.log.Log`."""
 
     @property
-    def settings(self) -> LogSettings: ...
+    def settings(self) -> LogSettings:
+        """What entries hold, and the versions of the schema."""
+        ...
 
     @property
-    def ledgers(self) -> LogLedgers: ...
+    def ledgers(self) -> LogLedgers:
+        """Reads entries. Raises InvalidArgumentError if the log was opened without its password."""
+        ...
 
 
 class Scan:

@@ -55,6 +55,7 @@ class Follow:
         self._outdated_end = -1
 
     def steps(self) -> _Steps:
+        """Follow the log. Call it once."""
         started = False
         while True:
             # Arm before taking the list, so that later changes are noticed.

@@ -31,7 +31,7 @@ from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
 
 @dataclass(frozen=True, slots=True)
 class TakeList:
-    pass
+    """Sync, and take the list as it is then. Later actions refer to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,13 @@ class ReadSealed:
 
 @dataclass(frozen=True, slots=True)
 class LookAtTail:
-    pass
+    """Read the tail page of the list taken again: a writer may have opened or sealed its tail since."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskTailEnd:
+    """Ask the bookies of the open ``tail`` for its last add confirmed."""
+
     tail: Segment
 
 
@@ -81,16 +83,18 @@ class FollowTail:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    pass
+    """Hand over the next block of what ReadSealed, ReadTail or FollowTail began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    pass
+    """From now on, a change of the head ends the next AwaitChange."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitChange:
+    """Wait until the head has changed since the last Arm, at most until ``until_ms`` (None: no limit)."""
+
     until_ms: float | None
 
 
@@ -101,13 +105,15 @@ ReaderAction: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ListTaken:
+    """The list taken has the committed offsets ``[first_offset, next_offset)``."""
+
     first_offset: int
     next_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    pass
+    """All offsets asked for are in the list taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +142,24 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    pass
+    """What was begun has no more blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Armed:
+    """Changes are reported since ``now_ms``, or since before."""
+
     now_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    pass
+    """The head has changed, or may have: the connection to ZooKeeper was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeIsUp:
-    pass
+    """The head did not change in time."""
 
 
 ReaderEvent: TypeAlias = ListTaken | Checked | TailSeen | TailEnd | Delivered | Ended | Armed | Changed | TimeIsUp

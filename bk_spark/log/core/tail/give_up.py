@@ -45,10 +45,12 @@ class GiveUpTail:
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"giving up of the open end of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A repetition is refused if the first attempt took effect, because no open end is left."""
         return "give it up again: a repetition changes nothing"
 
     def decide(self, readings: Readings, now_ms: int, maybe: range | None) -> AlreadyDone[range] | Plan[range]:

@@ -194,6 +194,7 @@ class LookAtTail(_TailChange):
 
     @property
     def what(self) -> str:
+        """The same text as for :class:`OpenTail`: users see one step."""
         return f"opening of a writer of log {self.paths.name}"
 
     def decide(self, readings: Readings, now_ms: int, maybe: TailState | None) -> AlreadyDone[TailState]:
@@ -226,6 +227,7 @@ class OpenTail(_TailChange):
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"opening of a writer of log {self.paths.name}"
 
     def decide(
@@ -252,6 +254,7 @@ class RollTail(_TailChange):
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"roll of the tail of log {self.paths.name}"
 
     def decide(
@@ -279,10 +282,12 @@ class SealTail(_TailChange):
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"sealing of the tail of log {self.paths.name}"
 
     @property
     def again(self) -> str:
+        """A writer that is closed again goes on here."""
         return "close the writer again, or leave it to the next one: what was acknowledged is in the log"
 
     def decide(self, readings: Readings, now_ms: int, maybe: int | None) -> AlreadyDone[int] | Plan[int]:
@@ -308,6 +313,7 @@ class KeepTail(_TailChange):
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"check of the tail of log {self.paths.name}"
 
     def decide(
@@ -326,6 +332,7 @@ class ReleaseTail(_TailChange):
 
     @property
     def what(self) -> str:
+        """For error texts: names the log."""
         return f"release of the tail of log {self.paths.name}"
 
     def decide(self, readings: Readings, now_ms: int, maybe: str | None) -> AlreadyDone[str] | Plan[str]:

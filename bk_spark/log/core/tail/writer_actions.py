@@ -31,17 +31,23 @@ class UseTail:
 
 @dataclass(frozen=True, slots=True)
 class SendEntries:
+    """Hand ``payloads`` over to the writer of the ledger. Nobody waits for their acknowledgement here."""
+
     ledger_id: int
     payloads: Payloads | Sequence[Buffer]
 
 
 @dataclass(frozen=True, slots=True)
 class FlushLedger:
+    """Wait until everything sent to the ledger is acknowledged."""
+
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskConfirmed:
+    """Ask the ledger's writer for the last entry acknowledged so far, without waiting."""
+
     ledger_id: int
 
 
@@ -60,11 +66,15 @@ WriterAction = UseTail | SendEntries | FlushLedger | AskConfirmed | WatchOwner |
 
 @dataclass(frozen=True, slots=True)
 class Sent:
+    """``last_entry`` is the id that the ledger gave to the last of the payloads."""
+
     last_entry: int
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
+    """Entries up to ``last_entry`` are acknowledged; -1: none."""
+
     last_entry: int
 
 

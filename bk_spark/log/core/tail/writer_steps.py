@@ -155,6 +155,7 @@ def _move_steps(paths: LogPaths, owner: Owner, closed: Closed, new_ledger_id: in
 
 
 def fenced_error(paths: LogPaths, owner: Owner, ledger_id: int) -> LogFencedError:
+    """Return the error of a writer whose open tail ``ledger_id`` was fenced by somebody else."""
     return LogFencedError(
         f"log {paths.name}: log writer {owner.writer_id} has lost the tail: its ledger was fenced by another "
         "writer or by a commit",

@@ -111,6 +111,7 @@ class TailWriting:
 
     @property
     def ledger_id(self) -> int:
+        """The ledger that new entries go to."""
         return self.place.ledger_id
 
     # --- commands that ask for nothing ---
