@@ -21,7 +21,7 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.pulsar.columns import COLUMNS
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from tests.support.pulsar_entries import NOW, batch, entry, metadata, single
 
 NAME: Final = "pulsar_decode"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bookie_server.identity.registration import BookieMode
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 _LOG: Final = logging.getLogger(__name__)
 _NAME: Final = "BOOKIE_STATUS"

@@ -23,8 +23,8 @@ from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.metrics.bookie_counters import BookieCounters
+from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
-from bookie_server.storage.files import WouldBlockError
 from bookie_server.storage.index.ledger_cache import ColdPageError, PageKey
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, PendingGroup
 from bookie_server.storage.ledger_storage import LedgerStorage

@@ -42,7 +42,7 @@ from bookie_server.net.common.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.upkeep import StorageUpkeep
 

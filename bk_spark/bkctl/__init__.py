@@ -3,6 +3,6 @@
 See docs/bkctl.md.
 """
 
-from bk_spark.bkctl.command import main
+from bk_spark.bkctl.command_line.command import main
 
 __all__ = ["main"]

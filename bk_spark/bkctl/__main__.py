@@ -2,6 +2,6 @@
 
 import sys
 
-from bk_spark.bkctl.command import main
+from bk_spark.bkctl.command_line.command import main
 
 sys.exit(main())

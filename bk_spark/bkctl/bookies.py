@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, print_json, print_table
+from bk_spark.bkctl.command_line.common import ExitStatus, print_json, print_table
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.placement.racks import RackZnode
 from bk_spark.bookie.placement.registry import RegisteredBookie

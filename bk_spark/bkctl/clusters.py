@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bk_spark.bkctl.bookie_ledgers import find_ledgers
-from bk_spark.bkctl.client_settings import client_config
-from bk_spark.bkctl.common import ExitStatus, bookie_id, print_facts, print_json
+from bk_spark.bkctl.command_line.client_settings import client_config
+from bk_spark.bkctl.command_line.common import ExitStatus, bookie_id, print_facts, print_json
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bookie.blocking import BlockingClient

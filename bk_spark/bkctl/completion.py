@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, print_json
-from bk_spark.bkctl.parser import commands_of, make_parser, subcommands_of
+from bk_spark.bkctl.command_line.common import ExitStatus, print_json
+from bk_spark.bkctl.command_line.parser import commands_of, make_parser, subcommands_of
 
 _SHELLS: Final = ("bash", "zsh")
 #: Values of these kinds are local paths.

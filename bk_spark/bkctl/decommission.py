@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bk_spark.bkctl.bookie_ledgers import Search, find_ledgers
-from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, print_json
+from bk_spark.bkctl.command_line.common import ExitStatus, argument, bookie_id, print_json
 from bk_spark.bkctl.ledgers import metadata_of
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bkctl.members import Members

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final
 
-from bk_spark.bkctl.common import (
+from bk_spark.bkctl.command_line.common import (
     ExitStatus,
     bookie_id,
     json_value,

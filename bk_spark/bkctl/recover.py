@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from bk_spark.bkctl.bookie_ledgers import BookieLedger, Search, find_ledgers
-from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, print_json
+from bk_spark.bkctl.command_line.common import ExitStatus, argument, bookie_id, print_json
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bkctl.members import Members
 from bk_spark.bkctl.replication import add_dry_run, open_store

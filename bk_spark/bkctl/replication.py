@@ -10,7 +10,15 @@ import argparse
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, iso_time, print_facts, print_json, print_json_list
+from bk_spark.bkctl.command_line.common import (
+    ExitStatus,
+    argument,
+    bookie_id,
+    iso_time,
+    print_facts,
+    print_json,
+    print_json_list,
+)
 from bk_spark.bkctl.members import Members
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.replication.auditor_election import AuditorElection, AuditorVote

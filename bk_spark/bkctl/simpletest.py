@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from bk_spark.bkctl.client_settings import client_config
-from bk_spark.bkctl.common import ExitStatus, argument, bookie_id, print_json
+from bk_spark.bkctl.command_line.client_settings import client_config
+from bk_spark.bkctl.command_line.common import ExitStatus, argument, bookie_id, print_json
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.bkctl.members import Members
 from bk_spark.bookie.blocking import BlockingClient, BlockingWriter

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bk_spark.bkctl.bookies import add_rack_znode, rack_znode
-from bk_spark.bkctl.common import ExitStatus, argument, print_json, printable_json, table_lines
+from bk_spark.bkctl.command_line.common import ExitStatus, argument, print_json, printable_json, table_lines
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.placement.racks import Racks, rack_sources
 from bk_spark.bookie.tls.contexts import TlsContexts

@@ -31,10 +31,10 @@ from bk_spark.log.entries.schema_checks import METADATA_NAMES, has_names
 from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
 from bk_spark.log.positions.bounds import check_names
 from bk_spark.log.positions.texts import AsOfs
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     MetadataUnavailableError,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bk_spark.log.formats.segment import Segment, SegmentTable
     from bk_spark.log.formats.settings import EntryFormat, LogSettings
     from bk_spark.log.formats.znodes import Policy
+    from bk_spark.log.io.snapshot import LogSnapshot
     from bk_spark.log.log import Log
     from bk_spark.log.reader import LogBlock, LogReader
-    from bk_spark.log.snapshot import LogSnapshot
     from bk_spark.log.store import LogStore
     from bk_spark.log.writer import LogWriter
 
@@ -60,7 +60,7 @@ _MODULE_OF: Final = {
     "LogBlock": "reader",
     "LogReader": "reader",
     "LogSettings": "formats.settings",
-    "LogSnapshot": "snapshot",
+    "LogSnapshot": "io.snapshot",
     "LogStore": "store",
     "LogWriter": "writer",
     "Policy": "formats.znodes",

@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.same_docs import documented_as
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.append import head_of
 from bk_spark.log.core.append_ledger import AppendLedger, registered_steps
 from bk_spark.log.core.changes import Change
@@ -26,11 +25,12 @@ from bk_spark.log.gc.maintenance import MaintenanceReport
 from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import OnReapProgress
 from bk_spark.log.history.commits import Commit
-from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.ledgers import LogLedgers
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.past import LogPast
 from bk_spark.log.reader import LogReader
 from bk_spark.log.runs import LogRuns
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.operations import CommitName, LogTables
 from bk_spark.log.upkeep import LogUpkeep
 from bk_spark.log.writer import LogWriter

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 from itertools import islice
 
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import measure_clock_steps
 from bk_spark.log.history.commits import Commit
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.positions.texts import AsOf, as_of
-from bk_spark.log.snapshot import LogSnapshot
 
 
 class LogPast:

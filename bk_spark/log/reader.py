@@ -16,7 +16,6 @@ from typing import Final
 
 from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.bookie.runners import run_blocking
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.readers.follow import Follow
 from bk_spark.log.core.readers.read_range import ReadRange, readable_end_steps
 from bk_spark.log.core.readers.reader_actions import (
@@ -43,8 +42,9 @@ from bk_spark.log.core.readers.reader_actions import (
     TimeIsUp,
 )
 from bk_spark.log.formats.segment import Segment
-from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.znode_watch import ZnodeWatch
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.snapshot import LogSnapshot
+from bk_spark.log.io.znode_watch import ZnodeWatch
 from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from bk_spark.bookie.blocking import BlockingWriter
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.applications import check_run
 from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import LedgerRegistrar
 from bk_spark.log.formats.names import app_key
 from bk_spark.log.formats.znodes import Application, decode_application
+from bk_spark.log.io.blocking import BlockingLog
 from bk_spark.protocol.metadata.znodes import TransactionConflictError
 
 _CREATE_ATTEMPTS: Final = 5

@@ -13,7 +13,6 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.metadata.cluster_clock import ClockDifference
 from bk_spark.bookie.metadata.cluster_init import read_instance_id
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.catalog import FoundLog, LogCatalog
 from bk_spark.log.formats.names import (
     DEFAULT_ROOT,
@@ -28,7 +27,8 @@ from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.log.formats.settings import LogSettings, encode_settings
 from bk_spark.log.formats.znodes import Head, Policy, encode_head, encode_policy
 from bk_spark.log.gc.deletion import DeletionReport, delete_steps
-from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.ledgers import LogLedgers
 from bk_spark.log.log import Log
 from bk_spark.protocol.errors import (
     InvalidArgumentError,

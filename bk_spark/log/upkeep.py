@@ -6,7 +6,6 @@ import logging
 import secrets
 from typing import Final
 
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import decision_steps
 from bk_spark.log.core.tail.give_up import GiveUpTail
 from bk_spark.log.formats.znodes import Policy
@@ -15,6 +14,7 @@ from bk_spark.log.gc.reap_rules import ReapLimits
 from bk_spark.log.gc.reaper import OnReapProgress
 from bk_spark.log.gc.retention import SetPolicy, policy_of, retention_steps
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
+from bk_spark.log.io.blocking import BlockingLog
 from bk_spark.log.reader import LogReader
 
 _LOG: Final = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from bk_spark.log.core.parts import in_parts
 from bk_spark.log.formats.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.settings import decode_settings
 from bk_spark.log.formats.znodes import decode_registration
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import (
     EntryUnknownError,

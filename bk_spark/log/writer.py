@@ -22,7 +22,6 @@ from typing import Final, TypeVar
 import numpy as np
 
 from bk_spark.bookie.blocking import BlockingWriter
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.reading import sync_steps
 from bk_spark.log.core.steps import Done, Event, Steps
 from bk_spark.log.core.tail.roll import RollLimits
@@ -40,8 +39,9 @@ from bk_spark.log.core.tail.writer_actions import (
 from bk_spark.log.core.tail.writing import TailWriting
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.formats.znodes import Owner
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.znode_watch import ZnodeWatch
 from bk_spark.log.tail_keeper import TailKeeper
-from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import EntryGatherer, Payloads

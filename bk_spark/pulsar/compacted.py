@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.errors import LogRangeGoneError, NoSuchEntryError, NoSuchLedgerError
-from bk_spark.protocol.pulsar.cursors import COMPACTION_CURSOR, Cursor
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.cursors import COMPACTION_CURSOR, Cursor
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 from bk_spark.pulsar.stores import Store
 

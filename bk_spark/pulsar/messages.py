@@ -17,7 +17,7 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
 from bk_spark.protocol.pulsar.chunks import ChunksMissing
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionMet
 from bk_spark.pulsar.entry_numbers import EntryNumbers
 from bk_spark.pulsar.transactions import TransactionWatch, read_entries

@@ -7,8 +7,8 @@ from typing import Final
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.errors import MetadataFormatError, NoSuchEntryError, NoSuchLedgerError
-from bk_spark.protocol.pulsar.schemas import SchemaLocator, SchemaVersion, StoredSchema
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.schemas import SchemaLocator, SchemaVersion, StoredSchema
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.pulsar.stores import Store
 
 #: Versions that are read of one topic, the newest ones.

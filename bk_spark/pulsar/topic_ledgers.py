@@ -18,8 +18,8 @@ from bk_spark.bookie.blocking import BlockingClient, BlockingReader
 from bk_spark.protocol.errors import BookKeeperError, NoSuchLedgerError, PeerError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.metadata.znodes import Znode
-from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger, Offload, TopicLedger
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.managed_ledgers import ManagedLedger, Offload, TopicLedger
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.pulsar.entry_numbers import EntryNumbers, ReadableLedger
 from bk_spark.pulsar.stores import Store
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from bk_spark.protocol.errors import InvalidArgumentError, NoSuchTopicError
-from bk_spark.protocol.pulsar.managed_ledgers import partition_count
-from bk_spark.protocol.pulsar.topic_names import MANAGED_LEDGERS, NamespaceName, TopicName
+from bk_spark.protocol.pulsar.topics.managed_ledgers import partition_count
+from bk_spark.protocol.pulsar.topics.topic_names import MANAGED_LEDGERS, NamespaceName, TopicName
 from bk_spark.pulsar.stores import Stores
 
 #: Topics that one read may name, and partitions that it may have.

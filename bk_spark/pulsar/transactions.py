@@ -16,7 +16,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LogRangeGoneError, NoSuchLedgerError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange
-from bk_spark.protocol.pulsar.topic_names import NamespaceName, TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import NamespaceName, TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId, TransactionScan
 from bk_spark.pulsar.entry_numbers import EntryNumbers, ReadableLedger, check_on_bookies
 from bk_spark.pulsar.stores import Store

@@ -10,7 +10,7 @@ from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc.brake import CollectionBrake
 from bookie_server.gc.collector_status import EntryLogStatus, GarbageCollectorStatus
 from bookie_server.state import BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.journal.log_mark import LogMark
 
 if TYPE_CHECKING:

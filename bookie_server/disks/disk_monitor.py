@@ -28,7 +28,7 @@ from typing import Final
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_probe import DiskProber, DiskUsage
 from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 
 _LOG: Final = logging.getLogger(__name__)
 #: A disk that does not answer within this time has failed.

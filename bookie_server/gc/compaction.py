@@ -41,7 +41,7 @@ from bookie_server.gc.live_entries import (
     scanned_windows,
 )
 from bookie_server.gc.throttle import StopSignal, Throttle
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries, joined
 from bookie_server.storage.records import LENGTH_BYTES

@@ -29,7 +29,7 @@ from bookie_server.gc.collector_status import EntryLogStatus, EntryLogTotals, Ga
 from bookie_server.gc.compaction import CompactionRefusedError, EntryLogCompactor
 from bookie_server.gc.entry_log_usage import EntryLogUsage, EntryLogUsageCache
 from bookie_server.gc.throttle import StopSignal, Throttle
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, file_name
 from bookie_server.storage.index.index_pointers import ledgers_pointing
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from bookie_server.gc.live_entries import UnreadableEntryError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_scan import FoundEntries
 from bookie_server.storage.flush_pace import PACED_STEP_BYTES

@@ -34,7 +34,7 @@ from bookie_server.gc.ledger_collection import LedgerCollection
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
 from bookie_server.identity.cluster_identity import ClusterIdentity
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.threads import in_thread
 
 _LOG: Final = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ from bookie_server.gc.collection_steps import (
 from bookie_server.gc.ledger_metadata_reads import LedgerMetadataReads
 from bookie_server.gc.throttle import StopSignal
 from bookie_server.identity.cluster_identity import ForeignClusterError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 _LOG: Final = logging.getLogger(__name__)
 #: A bookie that stops waits for it.

@@ -17,9 +17,9 @@ import numpy as np
 from bk_spark.protocol.arrays import Int64s
 from bookie_server.gc.collected_storage import CollectedStorage
 from bookie_server.gc.entry_log_usage import among
+from bookie_server.storage.disk.files import read_at
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, OFFSET_MASK
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries, joined
-from bookie_server.storage.files import read_at
 from bookie_server.storage.index.index_pointers import pointers_into
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, group_by_ledger
 

@@ -40,7 +40,7 @@ from bk_spark.protocol.metadata.znodes import Znode
 from bookie_server.config.config import BookieConfig
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.identity.generation import GENERATION_FILE, new_generation, read_generation, write_generation
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 _LOG: Final = logging.getLogger(__name__)
 _VERSION_FILE: Final = "VERSION"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 from bk_spark.protocol.errors import StorageError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 
 class DirectoryLocks:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bookie_server.identity.small_files import read_small_file
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 _LOG: Final = logging.getLogger(__name__)
 _NAME: Final = "DIRTY"

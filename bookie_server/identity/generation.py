@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from bookie_server.identity.small_files import read_small_file
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 #: The file's name in ``current``.
 GENERATION_FILE: Final = "GENERATION"

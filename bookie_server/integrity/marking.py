@@ -29,8 +29,8 @@ from bookie_server.identity.cookies import check_cookies, current_directories
 from bookie_server.identity.dirty import may_have_lost
 from bookie_server.integrity.limbo_check import votes_about_end
 from bookie_server.integrity.own_cluster_reads import own_cluster_reads
-from bookie_server.storage import files
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_log import LAST_LOG_ID
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds
 from bookie_server.storage.index.index import IndexFiles, IndexHeader

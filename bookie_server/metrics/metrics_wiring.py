@@ -15,7 +15,7 @@ from bookie_server.gc.garbage_collector import GarbageCollector
 from bookie_server.identity.registration import RegistrationManager
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.net.native.server import NativeServer
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.ledger_storage import LedgerStorage
 

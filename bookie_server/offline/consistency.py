@@ -20,9 +20,9 @@ from bookie_server.offline.digests import DigestFinder
 from bookie_server.offline.directories import DirectoryKind
 from bookie_server.offline.entry_logs import header_problem
 from bookie_server.offline.listing import FoundFile, files_in
+from bookie_server.storage.disk.fd_cache import FdCache
+from bookie_server.storage.disk.files import read_at
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, OFFSET_BITS, OFFSET_MASK, file_name, id_of
-from bookie_server.storage.fd_cache import FdCache
-from bookie_server.storage.files import read_at
 from bookie_server.storage.index import index
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES
 

@@ -14,6 +14,7 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import InvalidArgumentError, StorageError
 from bookie_server.offline.directories import BookieDirectories, DirectoryKind
 from bookie_server.offline.numbered_files import NumberedFiles
+from bookie_server.storage.disk.files import read_at
 from bookie_server.storage.entrylog.entry_log import (
     HEADER,
     HEADER_BYTES,
@@ -26,7 +27,6 @@ from bookie_server.storage.entrylog.entry_log import (
     sum_by_ledger,
 )
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan, FoundEntries
-from bookie_server.storage.files import read_at
 from bookie_server.storage.records import LENGTH_BYTES
 
 _LOGS: Final = NumberedFiles("an", "entry log", DirectoryKind.LEDGER, LAST_LOG_ID, id_of, file_name, "--entrylog")

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.entrylog.entry_log_writer import SYNC_STEP_BYTES, EntryLogWriter, Steps
 from bookie_server.storage.flush_pace import PACED_STEP_BYTES, FlushPace

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from bookie_server.storage.files import SyncFailedError, may_pass
+from bookie_server.storage.disk.files import SyncFailedError, may_pass
 from bookie_server.storage.flush import Flusher
 
 _LOG: Final = logging.getLogger(__name__)

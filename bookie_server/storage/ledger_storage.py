@@ -19,10 +19,10 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.open_files import share_open_files
-from bookie_server.storage import files
-from bookie_server.storage.appended_file import choose_direct
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.appended_file import choose_direct
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entry_lookup import EntryLookup
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_limit import EntryLimit

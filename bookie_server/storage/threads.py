@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from bookie_server.storage.files import SyncFailedError
+from bookie_server.storage.disk.files import SyncFailedError
 
 _T = TypeVar("_T")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s, sorted_distinct
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from bookie_server.storage.records import MAX_ENTRY_ID

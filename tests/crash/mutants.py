@@ -16,7 +16,8 @@ from bookie_server.gc import compaction
 from bookie_server.identity import cookies
 from bookie_server.integrity import marking
 from bookie_server.integrity.own_ledgers import OwnLedgers
-from bookie_server.storage import files, flush
+from bookie_server.storage import flush
+from bookie_server.storage.disk import files
 from bookie_server.storage.entrylog import entry_log, entry_log_writer
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogWriter
@@ -38,7 +39,7 @@ def _nothing(*_: object) -> None:
 
 
 def _without(stack: ExitStack, module: ModuleType, *names: str) -> None:
-    """``module`` calls functions of storage/files.py, but for ``names``, which do nothing."""
+    """``module`` calls functions of storage/disk/files.py, but for ``names``, which do nothing."""
     functions = {name: value for name, value in vars(files).items() if not name.startswith("__")}
     stack.enter_context(patch.object(module, "files", SimpleNamespace(**functions | dict.fromkeys(names, _nothing))))
 

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from tests.crash.operations import (
     Allocate,
     Create,

@@ -24,7 +24,7 @@ from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import StopSignal, Throttle
 from bookie_server.identity.cookies import current_directories
 from bookie_server.state import BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import Records
 from bookie_server.storage.upkeep import StorageUpkeep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from tests.crash.choices import ALL
 from tests.crash.disk import Disk
 from tests.crash.operations import FailedSync, Operation, Sync, Write
@@ -16,7 +16,7 @@ from tests.crash.recorder import Fault, Hold, Recorder, materialise
 
 
 def use_all(root: Path) -> None:
-    """Every function of storage/files.py that changes files."""
+    """Every function of storage/disk/files.py that changes files."""
     files.make_directory(str(root / "a" / "b"))
     fd = files.create_file(str(root / "a" / "b" / "one"))
     files.allocate(fd, 0, 100)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from tests.crash.choices import EXTREMES
 from tests.crash.crashes import Case, Crashes, Effort, Step, empty_directory
 from tests.crash.expectations import Mark

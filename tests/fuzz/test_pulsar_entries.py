@@ -13,7 +13,7 @@ from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.chunks import ChunksMissing
 from bk_spark.protocol.pulsar.columns import COLUMNS, TIME
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import TransactionScan
 from tests.fuzz.damage import EDGES, hostile
 from tests.fuzz.fuzzing import fuzz

@@ -13,13 +13,13 @@ from hypothesis.strategies import SearchStrategy
 
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError, MessageFormatError, MetadataFormatError
 from bk_spark.protocol.pulsar.choices import ValueErrors
-from bk_spark.protocol.pulsar.compaction import originals
 from bk_spark.protocol.pulsar.compression import CompressionError, decompress
-from bk_spark.protocol.pulsar.cursors import Cursor
-from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger, partition_count
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.schemas import SchemaLocator, SchemaType, StoredSchema
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.compaction import originals
+from bk_spark.protocol.pulsar.topics.cursors import Cursor
+from bk_spark.protocol.pulsar.topics.managed_ledgers import ManagedLedger, partition_count
+from bk_spark.protocol.pulsar.topics.schemas import SchemaLocator, SchemaType, StoredSchema
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.values import decode_values, value_type
 from tests.fuzz.damage import EDGES, INT64, deep, hostile
 from tests.fuzz.fuzzing import fuzz

@@ -16,7 +16,7 @@ import pytest
 
 import bk_spark
 from bk_spark.bkctl import main
-from bk_spark.bkctl.parser import commands_of, make_parser, parsers_of
+from bk_spark.bkctl.command_line.parser import commands_of, make_parser, parsers_of
 from bk_spark.bookie.blocking import BlockingClient
 from bookie_server.local import LocalCluster
 from tests.support.registrations import kill_and_forget

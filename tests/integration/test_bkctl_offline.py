@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.bkctl.common import print_json_line
+from bk_spark.bkctl.command_line.common import print_json_line
 from bk_spark.bkctl.offline.commands import add_commands
 from bk_spark.bkctl.offline.payloads import Payloads
 from bk_spark.protocol.codes import DigestType

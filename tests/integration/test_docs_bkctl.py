@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.bkctl import main
-from bk_spark.bkctl.common import ExitStatus
+from bk_spark.bkctl.command_line.common import ExitStatus
 from bk_spark.log.verification import Kind
 from bookie_server.local import LocalCluster
 from bookie_server.offline.consistency import ProblemKind

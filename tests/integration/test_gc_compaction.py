@@ -25,7 +25,7 @@ from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, OPERATOR, GarbageCollector
 from bookie_server.gc.throttle import GarbageCollectorStoppedError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from tests.support.bookie_settings import bookie_config, major, minor
 from tests.support.cluster_identity import joined
 from tests.support.running_storage import Place, Running, in_loop, running, stored

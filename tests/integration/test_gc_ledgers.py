@@ -25,7 +25,7 @@ from bk_spark.protocol.quorum import Quorum
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc import collection_steps
 from bookie_server.local import LocalCluster
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from tests.support.collected_bookie import (
     BOOKIE,
     CONFIG,

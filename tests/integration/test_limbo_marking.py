@@ -23,7 +23,7 @@ from bookie_server.identity.cookies import all_directories
 from bookie_server.identity.dirty import boot_id
 from bookie_server.integrity import marking
 from bookie_server.integrity.marking import check_identity
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds
 from bookie_server.storage.index.index import IndexFiles, IndexHeader

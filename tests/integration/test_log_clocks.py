@@ -11,8 +11,8 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient, BlockingWriter
 from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange, Log, LogSettings, LogStore, Policy
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.gc.reap_rules import ReapLimits
+from bk_spark.log.io.blocking import BlockingLog
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import BookKeeperError, ClockDifferenceError, NoSuchLedgerError
 from bk_spark.protocol.metadata.znodes import TransactionOp

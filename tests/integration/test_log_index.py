@@ -47,7 +47,7 @@ def store(client: BlockingClient, fresh_root: str) -> LogStore:
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of about six segments; seven pages in a move; directories of twenty lines; readers that keep little."""
-    monkeypatch.setattr("bk_spark.log.page_reader._MAX_CACHED_SEGMENTS", KEPT_SEGMENTS)
+    monkeypatch.setattr("bk_spark.log.io.page_reader._MAX_CACHED_SEGMENTS", KEPT_SEGMENTS)
     monkeypatch.setattr("bk_spark.log.formats.page.MAX_PAGE_BYTES", 120)
     monkeypatch.setattr("bk_spark.log.formats.page._FULL_BYTES", 100)
     monkeypatch.setattr("bk_spark.log.core.index_move.MAX_MOVED_PAGES", 7)

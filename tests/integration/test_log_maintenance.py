@@ -25,7 +25,7 @@ from bk_spark.log.formats.names import WRITERS
 from bk_spark.log.formats.znodes import Policy
 from bk_spark.log.gc.maintenance import INTERVAL_MS
 from bk_spark.log.gc.reap_rules import Reason
-from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.io.ledgers import LogLedgers
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     BookKeeperError,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bk_spark.bkctl import main
-from bk_spark.bkctl.common import iso_time
+from bk_spark.bkctl.command_line.common import iso_time
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import CommitMessage, CommitRequest, LedgerRange, Log, LogSnapshot, LogStore
 from bk_spark.log.formats.commits import CommitKind

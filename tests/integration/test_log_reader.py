@@ -14,10 +14,10 @@ import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.formats.znodes import decode_head, encode_head
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.reader import LogBlock
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
     LogRangeGoneError,

@@ -22,7 +22,7 @@ from bk_spark.log import (
 )
 from bk_spark.log.formats.page import SegmentPage, encode_page
 from bk_spark.log.formats.segment import SegmentTable
-from bk_spark.log.lock import AdvisoryLock
+from bk_spark.log.io.lock import AdvisoryLock
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     InvalidArgumentError,

@@ -13,7 +13,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.errors import LogRangeGoneError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 from bk_spark.pulsar.entry_numbers import EntryNumbers
 from bk_spark.pulsar.messages import MessageReader

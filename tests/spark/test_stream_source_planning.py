@@ -31,7 +31,7 @@ from bk_spark.log import EntryFormat, Log, LogSettings, LogStore
 from bk_spark.log.formats.names import readers_path
 from bk_spark.log.formats.progress import decode_progress
 from bk_spark.log.formats.znodes import Head, decode_head, encode_head
-from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.overview.logs import Logs
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.storage import files
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_log import read_ledgers_map
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, StoredEntries

@@ -1,4 +1,4 @@
-"""Failing disks: a stand-in for ``os`` in bookie_server.storage.files that makes the real calls, except chosen ones."""
+"""Failing disks: a stand-in for ``os`` in ``storage/disk/files.py`` that makes the real calls, except chosen ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 Reaction = Callable[..., Any]
 

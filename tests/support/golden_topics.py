@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.pulsar.fields import varint
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from tests.support.fixtures import golden
 
 #: When a broker closed the ledgers, by its clock.

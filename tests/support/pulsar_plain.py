@@ -12,7 +12,7 @@ from typing import Any
 from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
 from bk_spark.protocol.pulsar.fields import FieldError, Fields
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 
 

@@ -20,7 +20,7 @@ from bk_spark.protocol.codes import Code
 from bookie_server.bookie import Bookie
 from bookie_server.config.config import BookieConfig
 from bookie_server.state import BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import MAX_ENTRY_ID, Records

@@ -22,7 +22,7 @@ from bookie_server.gc.garbage_collector import MAJOR, MINOR, CollectionRefusedEr
 from bookie_server.integrity.data_check import DataCheckProgress
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.state import BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.journal.log_mark import LogMark
 
 

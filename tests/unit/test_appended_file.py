@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bookie_server.gc.entry_log_usage import read_usage
-from bookie_server.storage import files
-from bookie_server.storage.appended_file import (
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.appended_file import (
     MAX_ROOM_BYTES,
     MEMORY_BYTES,
     AlignedMemory,
@@ -21,8 +21,8 @@ from bookie_server.storage.appended_file import (
     DirectFile,
     choose_direct,
 )
+from bookie_server.storage.disk.files import BLOCK_BYTES
 from bookie_server.storage.entrylog.entry_log_scan import EntryLogScan
-from bookie_server.storage.files import BLOCK_BYTES
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal_reader import JournalReader
 from bookie_server.storage.journal.journal_writer import JournalWriter

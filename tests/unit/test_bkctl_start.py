@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bk_spark.bkctl.common import ExitStatus
-from bk_spark.bkctl.parser import commands_of, make_parser
+from bk_spark.bkctl.command_line.common import ExitStatus
+from bk_spark.bkctl.command_line.parser import commands_of, make_parser
 
 pytestmark = pytest.mark.unit
 

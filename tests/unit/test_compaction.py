@@ -18,7 +18,7 @@ from bookie_server.gc.compaction import CompactionRefusedError, CompactionResult
 from bookie_server.gc.entry_log_rewrite import EntryLogRewrite
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.throttle import GarbageCollectorStoppedError, StopSignal, Throttle
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES
 from bookie_server.storage.flush_pace import PACED_STEP_BYTES
 from bookie_server.storage.index.index_pointers import ledgers_pointing

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bk_spark.bkctl.parser import URI_VARIABLE
+from bk_spark.bkctl.command_line.parser import URI_VARIABLE
 from bookie_server.admin.endpoints import heartbeat_routes
 from bookie_server.cli import ExitStatus, _parser
 from bookie_server.config.config import BookieConfig

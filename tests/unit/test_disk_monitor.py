@@ -17,7 +17,7 @@ from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
 from bookie_server.disks.disk_probe import DiskProber, DiskUsage, check_disk
 from bookie_server.state import DISK, JOURNAL, STORAGE, BookieState
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 
 _MIB = 1024 * 1024
 _URI = MetadataServiceUri.parse("zk://localhost/ledgers")

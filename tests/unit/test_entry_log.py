@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.entrylog import entry_log
-from bookie_server.storage.files import WouldBlockError
 from tests.support.entry_log_building import Logs, mapped, record, stored
 
 

@@ -18,7 +18,7 @@ from bookie_server.gc import compaction
 from bookie_server.gc.collector_status import GarbageCollectorCounters
 from bookie_server.gc.entry_log_collection import EntryLogCollection
 from bookie_server.gc.throttle import StopSignal
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from tests.support.bookie_settings import bookie_config, major, minor
 from tests.support.collected_storage import SmallStorage, payload
 

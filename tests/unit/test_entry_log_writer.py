@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.files import SyncFailedError
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, NoWritableDirectoryError
-from bookie_server.storage.files import SyncFailedError
 from tests.support.entry_log_building import Logs, mapped, record, stored
 from tests.support.failing_os import FailingOs
 

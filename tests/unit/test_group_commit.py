@@ -16,8 +16,8 @@ from typing import Any, ParamSpec
 import pytest
 
 from bk_spark.protocol.errors import StorageError
-from bookie_server.storage import files
-from bookie_server.storage.files import SyncFailedError
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.files import SyncFailedError
 from bookie_server.storage.journal import group_timing, journal
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal import JournalEnd, MasterKeyRecord

@@ -14,8 +14,8 @@ import pytest
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files as storage_files
-from bookie_server.storage.files import SyncFailedError
+from bookie_server.storage.disk import files as storage_files
+from bookie_server.storage.disk.files import SyncFailedError
 from bookie_server.storage.index.index import PAGE_DTYPE, PAGE_SLOTS, IndexFiles, IndexHeader
 from bookie_server.storage.records import MAX_ENTRY_ID
 from tests.support.failing_os import FailingOs

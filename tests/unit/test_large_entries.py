@@ -18,8 +18,8 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.offline.journals import JournalFile, RecordKind
+from bookie_server.storage.disk.files import SyncFailedError
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
-from bookie_server.storage.files import SyncFailedError
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import FenceRecord, MasterKeyRecord
 from bookie_server.storage.journal.journal_reader import JournalReader

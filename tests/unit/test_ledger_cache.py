@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.storage.files import WouldBlockError
+from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import ColdPageError, LedgerCache
 from tests.support.running_storage import in_loop

@@ -22,7 +22,7 @@ from bookie_server.net.common.connections import Connections
 from bookie_server.net.common.limits import NetConfig, connection_limit
 from bookie_server.net.common.newcomers import Newcomer, Newcomers
 from bookie_server.net.native.connection import NativeConnection
-from bookie_server.storage.fd_cache import FdCache
+from bookie_server.storage.disk.fd_cache import FdCache
 from tests.support.bookie import add_frame
 from tests.support.front import Front, HeldBookie, front, poll, reads, run, until, v3_add
 from tests.unit.test_net_fair_slots import Turns

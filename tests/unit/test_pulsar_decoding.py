@@ -14,7 +14,7 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.columns import COLUMNS
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionScan
 from tests.support.fixtures import golden
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
-from bk_spark.protocol.pulsar.cursors import Cursor
-from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger, TopicLedger, partition_count
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.schemas import SchemaLocator, StoredSchema
-from bk_spark.protocol.pulsar.topic_names import NamespaceName, TopicName
+from bk_spark.protocol.pulsar.topics.cursors import Cursor
+from bk_spark.protocol.pulsar.topics.managed_ledgers import ManagedLedger, TopicLedger, partition_count
+from bk_spark.protocol.pulsar.topics.schemas import SchemaLocator, StoredSchema
+from bk_spark.protocol.pulsar.topics.topic_names import NamespaceName, TopicName
 from tests.support.fixtures import golden
 from tests.support.pulsar_entries import message
 

@@ -16,9 +16,9 @@ from bk_spark.datasource.pulsar.splitting import topic_pieces, topic_splits
 from bk_spark.log.positions.texts import Edge
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError, NoSuchLedgerError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.pulsar.managed_ledgers import ManagedLedger, TopicLedger
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.managed_ledgers import ManagedLedger, TopicLedger
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 from bk_spark.pulsar.compacted import CompactedTopic, seen_together
 from bk_spark.pulsar.entry_numbers import NOTHING_YET, EntryNumbers, ReadableLedger

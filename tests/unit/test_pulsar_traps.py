@@ -13,9 +13,9 @@ from bk_spark.protocol.pulsar import decoding
 from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.chunks import ChunksMissing
 from bk_spark.protocol.pulsar.columns import COLUMNS
-from bk_spark.protocol.pulsar.compaction import originals
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.compaction import originals
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId, TransactionMet, TransactionScan
 from tests.support.fixtures import golden
 from tests.support.pulsar_entries import batch, chunks, compressed, entry, message, metadata, properties, single

@@ -17,7 +17,7 @@ import pytest
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.choices import ValueErrors
 from bk_spark.protocol.pulsar.columns import TIME
-from bk_spark.protocol.pulsar.schemas import SchemaLocator, SchemaType, StoredSchema
+from bk_spark.protocol.pulsar.topics.schemas import SchemaLocator, SchemaType, StoredSchema
 from bk_spark.protocol.pulsar.values import ValueDecodeError, decode_values, value_type
 from tests.support.fixtures import golden
 

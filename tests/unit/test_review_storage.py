@@ -20,7 +20,7 @@ from bookie_server.gc.compaction import EntryLogCompactor
 from bookie_server.gc.entry_log_usage import read_usage
 from bookie_server.gc.garbage_collector import GarbageCollector
 from bookie_server.gc.throttle import StopSignal, Throttle
-from bookie_server.storage.files import SyncFailedError
+from bookie_server.storage.disk.files import SyncFailedError
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from tests.crash.choices import EXTREMES
 from tests.crash.crashes import empty_directory

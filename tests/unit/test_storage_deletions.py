@@ -18,8 +18,8 @@ import pytest
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
+from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.entrylog import entry_log
-from bookie_server.storage.files import WouldBlockError
 from tests.support.disk_faults import fail_at, hold_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, OTHER_KEY, Place, Running, delete_ledger, in_loop, running, stored

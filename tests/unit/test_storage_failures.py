@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage.files import SyncFailedError
+from bookie_server.storage.disk.files import SyncFailedError
 from tests.support.disk_faults import fail_at, hold_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, Place, Running, in_loop, running, stored

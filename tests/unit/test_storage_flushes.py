@@ -12,7 +12,7 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bookie_server.storage import flush_loop
-from bookie_server.storage.files import WouldBlockError
+from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.locations import half_and_positions

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bk_spark.bkctl.client_settings import client_config
-from bk_spark.bkctl.common import ExitStatus, print_json
+from bk_spark.bkctl.command_line.client_settings import client_config
+from bk_spark.bkctl.command_line.common import ExitStatus, print_json
 from bk_spark.bkctl.doctor import cluster as doctor_cluster, machine as doctor_machine
 from bk_spark.bkctl.doctor.certificates import certificates
 from bk_spark.bkctl.doctor.findings import Finding, Status, warning

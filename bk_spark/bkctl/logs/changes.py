@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, argument, offset, password, print_json
+from bk_spark.bkctl.command_line.common import ExitStatus, argument, offset, password, print_json
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.consent import Dropped
 from bk_spark.bkctl.logs.opening import open_list, open_log, wrong_password

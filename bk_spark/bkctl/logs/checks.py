@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, print_json
+from bk_spark.bkctl.command_line.common import ExitStatus, print_json
 from bk_spark.bkctl.logs import consent
 from bk_spark.bkctl.logs.consent import Dropped
 from bk_spark.bkctl.logs.opening import open_log

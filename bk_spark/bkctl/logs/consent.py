@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import asdict, dataclass
 
-from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.protocol.errors import InvalidArgumentError
 
 

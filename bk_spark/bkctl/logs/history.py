@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, iso_time, offset, print_json, print_table
+from bk_spark.bkctl.command_line.common import ExitStatus, iso_time, offset, print_json, print_table
 from bk_spark.bkctl.logs.opening import open_list
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.history.commits import Commit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bk_spark.bkctl.common import password
+from bk_spark.bkctl.command_line.common import password
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.log import Log
 from bk_spark.log.store import LogStore

@@ -9,7 +9,15 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, BinaryIO, Final
 
-from bk_spark.bkctl.common import ExitStatus, iso_time, json_value, offset, print_json, print_json_line, unix_time_ms
+from bk_spark.bkctl.command_line.common import (
+    ExitStatus,
+    iso_time,
+    json_value,
+    offset,
+    print_json,
+    print_json_line,
+    unix_time_ms,
+)
 from bk_spark.bkctl.logs.opening import open_log
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log.core.plan import CommitResult, CommitStatus

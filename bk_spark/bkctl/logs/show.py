@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, iso_time, offset, print_facts, print_json, print_table
+from bk_spark.bkctl.command_line.common import ExitStatus, iso_time, offset, print_facts, print_json, print_table
 from bk_spark.bkctl.logs.checkpoint import Checkpoint, read_checkpoint
 from bk_spark.bkctl.logs.opening import open_list
 from bk_spark.bookie.blocking import BlockingClient
@@ -18,8 +18,8 @@ from bk_spark.log.formats.schema_history import changed_columns
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import LogSettings
 from bk_spark.log.formats.znodes import Policy, decode_application, decode_owner
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import BookKeeperError
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final
 
-from bk_spark.bkctl.common import ExitStatus, offset
+from bk_spark.bkctl.command_line.common import ExitStatus, offset
 
 _KINDS: Final = {"journal": "journals (Apache's -txn)", "entrylog": "entry logs (-log)", "index": "index files (-idx)"}
 _JOURNAL: Final = "id as a decimal number, file name (19a0.txn), or a path with a slash; default: all journals"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bk_spark.bkctl.common import ExitStatus, print_json_line
+from bk_spark.bkctl.command_line.common import ExitStatus, print_json_line
 from bk_spark.bkctl.logs.progress import Progress
 from bk_spark.protocol.errors import InvalidArgumentError, StorageError
 from bookie_server.offline.directories import BookieDirectories, DirectoryKind, directory_of, held_still

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bk_spark.bkctl.common import ExitStatus
+from bk_spark.bkctl.command_line.common import ExitStatus
 from bk_spark.bkctl.offline.common import directories_of, reading
 from bk_spark.bkctl.offline.payloads import digest_finder
 from bookie_server.offline.consistency import ConsistencyCheck, Problem

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from bk_spark.bkctl.common import ExitStatus, print_facts, print_json
+from bk_spark.bkctl.command_line.common import ExitStatus, print_facts, print_json
 from bk_spark.bkctl.offline.common import Report, check_range, place_of, reading
 from bk_spark.bkctl.offline.payloads import Payloads
 from bookie_server.offline.directories import DirectoryKind

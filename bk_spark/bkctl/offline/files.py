@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Final
 
-from bk_spark.bkctl.common import ExitStatus
+from bk_spark.bkctl.command_line.common import ExitStatus
 from bk_spark.bkctl.offline.common import directories_of, reading
 from bookie_server.offline.directories import DirectoryKind
 from bookie_server.offline.listing import files_in

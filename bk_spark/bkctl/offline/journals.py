@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from bk_spark.bkctl.common import ExitStatus
+from bk_spark.bkctl.command_line.common import ExitStatus
 from bk_spark.bkctl.offline.common import Report, check_range, place_of, reading
 from bk_spark.bkctl.offline.payloads import Payloads
 from bk_spark.protocol.errors import CorruptFileError

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from bk_spark.bkctl.common import password, printable_json
+from bk_spark.bkctl.command_line.common import password, printable_json
 from bookie_server.offline.digests import DigestFinder, payload_of
 from bookie_server.offline.entry_logs import last_add_confirmed
 

@@ -15,8 +15,8 @@ from bk_spark.datasource.pulsar.places import bookies_of, stores_of
 from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.choices import ValueErrors
-from bk_spark.protocol.pulsar.schemas import StoredSchema
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.schemas import StoredSchema
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.values import ValueDecodeError, decode_values
 from bk_spark.pulsar.stored_schemas import stored_schemas
 

@@ -17,7 +17,7 @@ from bk_spark.datasource.stream.sources import Followed
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.bounds import Bounds
 from bk_spark.protocol.errors import NoSuchTopicError
-from bk_spark.protocol.pulsar.topic_names import NamespaceName, TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import NamespaceName, TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 from bk_spark.pulsar.entry_numbers import EntryNumbers
 from bk_spark.pulsar.topic_ledgers import FollowedTopic, ask_topics, look_at_topics, warn_of_hidden

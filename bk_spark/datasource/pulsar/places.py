@@ -9,7 +9,7 @@ from bk_spark.datasource.connections import client_of, zookeeper_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.protocol.errors import InvalidArgumentError, NoSuchTopicError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.pulsar.compacted import CompactedTopic, compacted_topic
 from bk_spark.pulsar.stores import Store, StoreAddress, Stores
 from bk_spark.pulsar.topic_ledgers import FollowedTopic, look_at_topics

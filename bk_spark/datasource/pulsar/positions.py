@@ -12,7 +12,7 @@ from bk_spark.log.positions.bounds import check_names
 from bk_spark.log.positions.texts import Edge, Position as Wanted, Positions, Time
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 from bk_spark.pulsar.entry_numbers import EntryNumbers
 

@@ -25,9 +25,9 @@ from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.chunks import ChunksMissing
-from bk_spark.protocol.pulsar.compaction import originals
 from bk_spark.protocol.pulsar.decoding import MessageDecoder
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.compaction import originals
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position, TransactionId
 from bk_spark.pulsar.compacted import COMPACTED_PASSWORD
 from bk_spark.pulsar.entry_numbers import EntryNumbers

@@ -18,8 +18,8 @@ from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.pulsar.choices import EncryptedPayloads
 from bk_spark.protocol.pulsar.columns import COLUMNS, ENCRYPTION_COLUMN
-from bk_spark.protocol.pulsar.schemas import StoredSchema
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.schemas import StoredSchema
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.pulsar.stored_schemas import stored_schemas
 from bk_spark.pulsar.stores import Stores
 

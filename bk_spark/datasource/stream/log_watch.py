@@ -15,8 +15,8 @@ from typing import Final, Generic, TypeVar
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.log.formats.names import is_log_name
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.protocol.errors import BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.znodes import Znode
 

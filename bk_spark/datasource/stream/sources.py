@@ -34,9 +34,9 @@ from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.settings import EntryFormat
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
 from bk_spark.log.positions.bounds import Bounds
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.ranges import bounds_until, log_pieces
 from bk_spark.protocol.errors import NoSuchLedgerError, PeerError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState

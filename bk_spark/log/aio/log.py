@@ -13,9 +13,9 @@ from bk_spark.bookie.same_docs import documented_as
 from bk_spark.log.aio import reader
 from bk_spark.log.aio.threads import in_thread, iterated
 from bk_spark.log.core.plan import CommitResult
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
 from bk_spark.log.reader import LogBlock, LogReader
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.scan import Scan
 from bk_spark.log.writer import LogWriter
 from bk_spark.protocol.entries.digest import Buffer

@@ -8,7 +8,6 @@ from contextlib import aclosing, suppress
 
 from bk_spark.bookie.runners import run_in_turn
 from bk_spark.log.aio.threads import in_thread
-from bk_spark.log.blocking import BlockingLog
 from bk_spark.log.core.readers.follow import Follow
 from bk_spark.log.core.readers.read_range import ReadRange
 from bk_spark.log.core.readers.reader_actions import (
@@ -35,9 +34,10 @@ from bk_spark.log.core.readers.reader_actions import (
     TimeIsUp,
 )
 from bk_spark.log.formats.segment import Segment
+from bk_spark.log.io.blocking import BlockingLog
+from bk_spark.log.io.snapshot import LogSnapshot
+from bk_spark.log.io.znode_watch import ZnodeWatch
 from bk_spark.log.reader import LogBlock, SegmentSeries, block_of_tail, part_of_tail
-from bk_spark.log.snapshot import LogSnapshot
-from bk_spark.log.znode_watch import ZnodeWatch
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.machine import EndedBy, StepMachine
 

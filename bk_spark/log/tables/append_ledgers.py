@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.log.core.tail.roll import RollLimits
-from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.io.ledgers import LogLedgers
 from bk_spark.protocol.errors import BookKeeperError
 
 _LOG: Final = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Final, Protocol, TypeAlias
 
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.tail.roll import RollLimits
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.positions.texts import AsOf
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.scan import Scan, ScannedLog, ScanPosition, scan_of
 from bk_spark.log.tables.write import AUTO, CommittedLog, WriteOptions, write_rows
 

@@ -6,10 +6,10 @@ from typing import Final, Protocol
 
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.formats.segment import Segment
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.positions.bounds import Bounds
 from bk_spark.log.positions.texts import Position
 from bk_spark.log.reader import LogReader
-from bk_spark.log.snapshot import LogSnapshot
 
 #: Assumed bytes of an entry of unknown size.
 _UNKNOWN_ENTRY_BYTES: Final = 1024

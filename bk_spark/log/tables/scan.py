@@ -18,10 +18,10 @@ from bk_spark.log.entries.pieces import Pieces, cut_splits
 from bk_spark.log.entries.schema_checks import METADATA_COLUMNS, METADATA_NAMES, RAW_SCHEMA, VALUE, with_metadata
 from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
-from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.io.ledgers import LogLedgers
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.positions.bounds import Reading, Wanted, ranges_of
 from bk_spark.log.positions.texts import Time, position_of
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.tables.ordered_reads import Costly, OrderedReads, Source
 from bk_spark.log.tables.ranges import ReadableLog, log_bounds, log_pieces
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError

@@ -28,7 +28,7 @@ from bk_spark.protocol.pulsar.messages.entry_frames import EntryFrames, Metadata
 from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
 from bk_spark.protocol.pulsar.messages.gathering import MAX_BUFFER_BYTES
 from bk_spark.protocol.pulsar.messages.rows import METADATA_FIELDS, SINGLE_FIELDS, Entries, Rows
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import ID_FIELDS, Position, TransactionId, TransactionMet, aborted_in
 
 #: A batch has about so many bytes of payload, and so many messages, unless one entry alone has more.

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.pulsar.columns import TIME
-from bk_spark.protocol.pulsar.schemas import SchemaType
+from bk_spark.protocol.pulsar.topics.schemas import SchemaType
 
 _Raw = npt.NDArray[np.uint8]
 #: Beyond these, times do not fit Spark's microseconds.

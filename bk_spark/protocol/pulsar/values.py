@@ -20,7 +20,7 @@ from bk_spark.protocol.pulsar.choices import ValueErrors
 from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, Words
 from bk_spark.protocol.pulsar.messages.gathering import gathered, text_of
 from bk_spark.protocol.pulsar.primitive_values import PRIMITIVES, decode_primitives, scattered
-from bk_spark.protocol.pulsar.schemas import SchemaType, StoredSchema
+from bk_spark.protocol.pulsar.topics.schemas import SchemaType, StoredSchema
 
 _TEXTS: Final = (SchemaType.STRING, SchemaType.JSON)
 _LENGTH_BYTES: Final = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set as AbstractSet
 
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.records import MAX_ENTRY_ID
 
 _LOG: Final = logging.getLogger(__name__)

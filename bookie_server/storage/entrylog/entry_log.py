@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage.files import read_at
+from bookie_server.storage.disk.files import read_at
 
 MAGIC: Final = b"BKLO"
 VERSION: Final = 1

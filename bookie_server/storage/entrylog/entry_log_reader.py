@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Bytes, Int64s
+from bookie_server.storage.disk.fd_cache import FdCache
+from bookie_server.storage.disk.files import WouldBlockError, exists
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, OFFSET_BITS, OFFSET_MASK, file_name
-from bookie_server.storage.fd_cache import FdCache
-from bookie_server.storage.files import WouldBlockError, exists
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, gather_int32, gather_int64
 
 _LOG: Final = logging.getLogger(__name__)

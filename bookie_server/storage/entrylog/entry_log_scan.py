@@ -19,8 +19,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from bk_spark.protocol.arrays import Bytes, Int64s
+from bookie_server.storage.disk.files import BLOCK_BYTES, read_at
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, MAGIC
-from bookie_server.storage.files import BLOCK_BYTES, read_at
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, MAX_RECORD_BYTES, MIN_RECORD_BYTES, gather_int64
 
 CHUNK_BYTES: Final = 1024 * 1024

@@ -20,9 +20,9 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files
-from bookie_server.storage.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
-from bookie_server.storage.directories import LedgerDirectories
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
+from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog import entry_log
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, LAST_LOG_ID, OFFSET_BITS
 from bookie_server.storage.records import LENGTH_BYTES, Records

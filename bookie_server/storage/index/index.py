@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files
-from bookie_server.storage.fd_cache import FdCache
-from bookie_server.storage.files import WouldBlockError, read_at
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.fd_cache import FdCache
+from bookie_server.storage.disk.files import WouldBlockError, read_at
 
 MAGIC: Final = b"BKLE"
 VERSION: Final = 1

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
+from bookie_server.storage.disk.files import read_at
 from bookie_server.storage.entrylog.entry_log import OFFSET_BITS
-from bookie_server.storage.files import read_at
 from bookie_server.storage.index.index import HEADER_BYTES, PAGE_DTYPE
 
 _CHUNK_BYTES: Final = 512 * 1024

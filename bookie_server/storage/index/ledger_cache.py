@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
-from bookie_server.storage.files import WouldBlockError
+from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.index.index import PAGE_BYTES, IndexFiles
 from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, page_of, set_locations
 

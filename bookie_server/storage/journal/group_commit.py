@@ -29,8 +29,8 @@ from collections.abc import Callable
 from typing import Final
 
 from bookie_server.config.config import BookieConfig
+from bookie_server.storage.disk.files import SyncFailedError, may_pass
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
-from bookie_server.storage.files import SyncFailedError, may_pass
 from bookie_server.storage.journal.group_timing import FlushReason, JournalGroupStats, JournalGroupTiming
 from bookie_server.storage.journal.journal_writer import DoneCallback, JournalGroup, JournalWriter
 from bookie_server.storage.journal.log_mark import LogMark

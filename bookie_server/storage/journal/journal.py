@@ -46,7 +46,7 @@ from typing import Final
 
 import crc32c
 
-from bookie_server.storage.files import Buffer
+from bookie_server.storage.disk.files import Buffer
 from bookie_server.storage.journal.located_record import LOCATED_RECORD, LocatedRecord, parse_located
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.records import Records

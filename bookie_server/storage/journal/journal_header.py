@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage.files import read_at
+from bookie_server.storage.disk.files import read_at
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import I32, SEALS_MARK
 

@@ -42,7 +42,7 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage.files import read_at
+from bookie_server.storage.disk.files import read_at
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import I32, IDS, PADDING, PADDING_MASK, SEAL, JournalItem
 from bookie_server.storage.journal.journal_header import REMEDY, JournalHeader, only_zeros, read_header

@@ -21,10 +21,10 @@ from typing import Final
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
-from bookie_server.storage import files
-from bookie_server.storage.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.appended_file import AlignedMemory, AppendedFile, BufferedFile, DirectFile
+from bookie_server.storage.disk.files import Buffer
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
-from bookie_server.storage.files import Buffer
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.located_record import located_record
 from bookie_server.storage.journal.log_mark import LogMark

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from bookie_server.config.config import BookieConfig
-from bookie_server.storage import files
-from bookie_server.storage.appended_file import choose_direct
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.appended_file import choose_direct
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import FinishedCallback, GroupCommit

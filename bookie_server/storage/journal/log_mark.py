@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 
 _MARK: Final = struct.Struct(">qq")
 _FILE_NAME: Final = re.compile(r"lastMark\.(\d{1,9})")

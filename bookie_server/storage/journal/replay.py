@@ -25,7 +25,7 @@ import numpy as np
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import CorruptFileError
-from bookie_server.storage import files
+from bookie_server.storage.disk import files
 from bookie_server.storage.index.index import MAX_KEY_AND_LAC_BYTES
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import (

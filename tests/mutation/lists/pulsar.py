@@ -226,7 +226,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Type numbers of stored schemas are one higher than those of clients.",
-        f"{_PULSAR}/schemas.py",
+        f"{_PULSAR}/topics/schemas.py",
         "_STORED_OFFSET: Final = 1",
         "_STORED_OFFSET: Final = 0",
         (f"{_VALUES}stored_schemas_have_the_types_of_clients_not_one_more",),
@@ -261,21 +261,21 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Names of znodes are those that Java's URLEncoder writes.",
-        f"{_PULSAR}/topic_names.py",
+        f"{_PULSAR}/topics/topic_names.py",
         'quote_plus(local, safe="*").replace("~", "%7E")',
         'quote_plus(local, safe="*")',
         (f"{_METADATA}odd_names_are_encoded_as_java_does",),
     ),
     Mutation(
         "A ledger is in a topic's list once.",
-        f"{_PULSAR}/managed_ledgers.py",
+        f"{_PULSAR}/topics/managed_ledgers.py",
         " or len(ids) > len(set(ids)):",
         ":",
         (f"{_METADATA}what_is_no_list_of_ledgers_is_refused_by_its_name",),
     ),
     Mutation(
         "The end of a compacted ledger's entry is the end of the original.",
-        f"{_PULSAR}/compaction.py",
+        f"{_PULSAR}/topics/compaction.py",
         "if end != len(data):",
         "if end < len(data):",
         (f"{_TRAPS}other_entries_than_those_of_a_compacted_ledger_are_refused",),

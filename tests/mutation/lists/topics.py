@@ -12,7 +12,7 @@ _TOPICS: Final = "tests/integration/test_pulsar_topics.py"
 MUTATIONS: Final = (
     Mutation(
         "The ledgers of a topic are in the order of their ids, whatever the order of the list.",
-        "bk_spark/protocol/pulsar/managed_ledgers.py",
+        "bk_spark/protocol/pulsar/topics/managed_ledgers.py",
         "key=lambda one: one.ledger_id))",
         "key=lambda one: 0))",
         ("tests/unit/test_pulsar_metadata.py::test_a_broker_that_offloads_writes_the_list_in_any_order",),

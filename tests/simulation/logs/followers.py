@@ -33,7 +33,7 @@ from bk_spark.log.core.readers.reader_actions import (
 from bk_spark.log.core.steps import Found
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.segment import Segment
-from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     BookKeeperError,
     LogRangeGoneError,

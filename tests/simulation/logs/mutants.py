@@ -44,7 +44,7 @@ from bk_spark.log.gc import expiry, housekeeping, maintenance, reap_rules, reape
 from bk_spark.log.gc.reap_rules import Run
 from bk_spark.log.gc.retention import Retain
 from bk_spark.log.history.states import LogStates
-from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.protocol.errors import BookKeeperError, LogFencedError, MetadataConflictError
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp
 from tests.simulation.logs import streaming

@@ -29,9 +29,9 @@ from bk_spark.log.formats.segment import Segment
 from bk_spark.log.gc.maintenance import maintenance_steps
 from bk_spark.log.gc.reaper import reap_steps
 from bk_spark.log.gc.retention import retention_steps
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.log import Log
 from bk_spark.log.positions.texts import AsOf, Time
-from bk_spark.log.snapshot import LogSnapshot
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
@@ -135,7 +135,7 @@ class ReaderZooKeeper:
 
 
 class ReaderLedgers:
-    """The part of :class:`bk_spark.log.ledgers.LogLedgers`, its client and its readers that snapshots need."""
+    """The part of :class:`bk_spark.log.io.ledgers.LogLedgers`, its client and its readers that snapshots need."""
 
     def __init__(self, ask: _Ask, zookeeper: ReaderZooKeeper) -> None:
         self._ask = ask

@@ -25,7 +25,7 @@ from bk_spark.protocol.pulsar.messages.entry_frames import BrokerField, Metadata
 from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Spans, UInt64s, Words
 from bk_spark.protocol.pulsar.messages.gathering import base64_decoded, gathered, last_of_equal, matched, text_of
 from bk_spark.protocol.pulsar.messages.message_id_columns import message_id_bytes
-from bk_spark.protocol.pulsar.topic_names import TopicName
+from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import Position
 
 #: Later times than this do not fit Spark's microseconds: what a writer sent is no time.

@@ -13,7 +13,7 @@ from typing import Final
 from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.pulsar.compression import CompressionError
 from bk_spark.protocol.pulsar.fields import FieldError, Fields
-from bk_spark.protocol.pulsar.managed_ledgers import uncompressed
+from bk_spark.protocol.pulsar.topics.managed_ledgers import uncompressed
 
 #: The cursor of compaction, and its property with the compacted ledger.
 COMPACTION_CURSOR: Final = "__compaction"

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Bytes
-from bookie_server.storage import files
-from bookie_server.storage.files import BLOCK_BYTES, Buffer
+from bookie_server.storage.disk import files
+from bookie_server.storage.disk.files import BLOCK_BYTES, Buffer
 
 _LOG: Final = logging.getLogger(__name__)
 #: Memory of a DirectFile. Larger writes are hardly faster.

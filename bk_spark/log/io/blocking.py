@@ -55,10 +55,10 @@ from bk_spark.log.core.steps import (
 from bk_spark.log.core.tail.writer_actions import WriterAction
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.settings import LogSettings, decode_settings
-from bk_spark.log.ledgers import LogLedgers
-from bk_spark.log.lock import AdvisoryLock
-from bk_spark.log.page_reader import PageReader
-from bk_spark.log.snapshot import LogSnapshot
+from bk_spark.log.io.ledgers import LogLedgers
+from bk_spark.log.io.lock import AdvisoryLock
+from bk_spark.log.io.page_reader import PageReader
+from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.protocol.errors import (
     BookKeeperError,
     InvalidArgumentError,

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bk_spark.bkctl.common import ExitStatus
-from bk_spark.bkctl.parser import URI_VARIABLE, make_parser
+from bk_spark.bkctl.command_line.common import ExitStatus
+from bk_spark.bkctl.command_line.parser import URI_VARIABLE, make_parser
 from bk_spark.protocol.errors import BookKeeperError
 
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.without_cluster:
             status = options.run(options)
         else:
-            from bk_spark.bkctl.client_settings import client_config
+            from bk_spark.bkctl.command_line.client_settings import client_config
             from bk_spark.bookie.blocking import BlockingClient
 
             with BlockingClient(options.metadata_service_uri, client_config(options)) as client:

@@ -23,7 +23,7 @@ from bk_spark.log.core.index import PageIndex, decode_directory, decode_indexed_
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, decode_page
 from bk_spark.log.formats.znodes import Head, IndexPosition
-from bk_spark.log.ledgers import LogLedgers
+from bk_spark.log.io.ledgers import LogLedgers
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import (
     InvalidArgumentError,

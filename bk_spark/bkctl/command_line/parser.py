@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bk_spark import __version__
-from bk_spark.bkctl.commands import add_commands
-from bk_spark.bkctl.common import OneLineParser
+from bk_spark.bkctl.command_line.commands import add_commands
+from bk_spark.bkctl.command_line.common import OneLineParser
 from bk_spark.log.formats.names import DEFAULT_ROOT
 
 URI_VARIABLE: Final = "BK_METADATA_SERVICE_URI"

@@ -20,7 +20,7 @@ from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.log.formats.znodes import Head
 from bk_spark.log.history.commits import Commit
 from bk_spark.log.history.states import LogStates
-from bk_spark.log.page_reader import PageReader
+from bk_spark.log.io.page_reader import PageReader
 from bk_spark.log.positions.texts import AsOf
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, MetadataFormatError
