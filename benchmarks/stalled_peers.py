@@ -37,8 +37,9 @@ from benchmarks.stalled_peers_attacks import ATTACKS
 from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
 from benchmarks.stalled_peers_grpc_client import GrpcCalls
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess, Connection, add_frame, free_port
 from tests.support.certificates import identity, write_pem

@@ -20,9 +20,10 @@ from typing import Final
 from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.codes import FlagV2
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
 from bk_spark.protocol.wire.start_tls import start_tls_request
+from bk_spark.protocol.wire.v3 import wire_v3
 from tests.support.bookie import KEY, add_frame
 from tests.support.certificates import identity, write_pem
 

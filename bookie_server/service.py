@@ -38,7 +38,7 @@ from bookie_server.identity.registration import BookieMode, RegistrationManager
 from bookie_server.metrics import metrics_wiring
 from bookie_server.metrics.bookie_metrics import BookieMetrics
 from bookie_server.net.common.access.front_access import FrontAccess
-from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.entrance.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.state import FORCED, MANUAL, BookieState

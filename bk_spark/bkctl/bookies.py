@@ -11,7 +11,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.placement.racks import RackZnode
 from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.wire.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo
 
 _RACK_ZNODE: Final = "/bookies"
 _UNKNOWN: Final = "unknown"

@@ -18,7 +18,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.bookie.placement.racks import Racks, rack_sources
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.wire.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo
 from bk_spark.settings.kinds import whole
 
 if TYPE_CHECKING:

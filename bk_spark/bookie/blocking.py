@@ -35,7 +35,7 @@ from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRanges
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo
 
 _H = TypeVar("_H", bound=WriteHandle | AdvWriteHandle)
 _T = TypeVar("_T")

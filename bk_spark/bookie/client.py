@@ -30,7 +30,7 @@ from bk_spark.protocol.ledger.reading.range_windows import EntryRange, EntryRang
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo
 
 DEFAULT_QUORUM = Quorum(3, 3, 2)
 

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import BadHttpMethod, BadStatusLine, InvalidURLErro
 from bk_spark.bookie.tls.reasons import reason_of
 from bookie_server.admin.places import Places
 from bookie_server.admin.routes import HttpError, Response
-from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.entrance.front_tls import FrontTls
 
 _MAX_LINE_BYTES: Final = 16 * 1024
 _MAX_HEADER_BYTES: Final = 8 * 1024

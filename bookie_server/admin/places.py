@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Final
 
 from bookie_server.admin.routes import HttpError
-from bookie_server.net.common.newcomers import Newcomer
+from bookie_server.net.common.entrance.newcomers import Newcomer
 
 #: More than one turn of the event loop accepts, so that a request that came at once is seen before it gives way.
 MAX_ARRIVING: Final = 512

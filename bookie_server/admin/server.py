@@ -23,8 +23,8 @@ from bookie_server.admin.access import OPEN_PATHS, AdminAccess
 from bookie_server.admin.connection import Connection, HttpServer, encode
 from bookie_server.admin.places import MAX_ARRIVING, Places
 from bookie_server.admin.routes import Handler, HttpError, Request, Response, Routes, find_handler
-from bookie_server.net.common.front_tls import FrontTls
-from bookie_server.net.common.newcomers import Newcomer, Newcomers
+from bookie_server.net.common.entrance.front_tls import FrontTls
+from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_BODY_BYTES: Final = 64 * 1024

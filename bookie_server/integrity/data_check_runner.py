@@ -15,7 +15,7 @@ from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, RepairPerformer, copy_limits_of, throttle_to
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.protocol.errors import BookKeeperError
-from bk_spark.protocol.replication.copy_rate import CopyRate
+from bk_spark.protocol.replication.copying.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.config.config import BookieConfig
 from bookie_server.identity.cluster_identity import ClusterIdentity

@@ -3,7 +3,7 @@
 1. If the ledger is not closed and the bookie is in its last segment, recover it first. The bookie votes "unknown"
    meanwhile. Only a recovery settles which entries the ledger has.
 2. Copy what the bookie should have and lacks from the other members of each fragment
-   (:class:`~bk_spark.protocol.replication.fragment_copy.FragmentCopy`): verified by digest, at a limited rate.
+   (:class:`~bk_spark.protocol.replication.copying.fragment_copy.FragmentCopy`): verified by digest, at a limited rate.
 3. If nothing is missing any more, end limbo.
 
 Nothing of this needs the ledger's lock: metadata do not change, and name the bookie already.
@@ -31,8 +31,8 @@ from bk_spark.protocol.replication.actions import (
     RequestAction,
     RequestEvent,
 )
-from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
-from bk_spark.protocol.replication.fragment_copy import FragmentCopy
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits, CopyResult
+from bk_spark.protocol.replication.copying.fragment_copy import FragmentCopy
 from bk_spark.protocol.replication.fragments import Fragment, fragments_of
 from bk_spark.protocol.replication.nested_steps import NestedSteps
 from bk_spark.protocol.replication.problems import fragment_problem, summary, why_not_copied

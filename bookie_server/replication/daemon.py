@@ -23,11 +23,11 @@ from bk_spark.protocol.machine import StepMachine
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.actions import SessionLost
-from bookie_server.replication.auditor import Auditor, AuditorEnd, AuditorSettings
-from bookie_server.replication.auditor_performer import AuditorPerformer, ElectionPerformer
-from bookie_server.replication.election import election_steps
+from bookie_server.replication.auditing.auditor import Auditor, AuditorEnd, AuditorSettings
+from bookie_server.replication.auditing.auditor_performer import AuditorPerformer, ElectionPerformer
+from bookie_server.replication.auditing.election import election_steps
+from bookie_server.replication.auditing.scans import ScanSettings
 from bookie_server.replication.replication_metrics import ReplicationMetrics
-from bookie_server.replication.scans import ScanSettings
 from bookie_server.replication.worker import ReplicationWorker, WorkerSettings
 from bookie_server.replication.worker_performer import RepairLedger, WorkerPerformer
 

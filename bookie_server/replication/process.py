@@ -14,8 +14,8 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.replication.repair_performer import LedgerRepairs, copy_limits_of, throttle_to
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.replication.copy_pace import CopyPace
-from bk_spark.protocol.replication.copy_rate import CopyRate
+from bk_spark.protocol.replication.copying.copy_pace import CopyPace
+from bk_spark.protocol.replication.copying.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.replication_endpoints import replication_routes
@@ -23,7 +23,7 @@ from bookie_server.admin.servers import CannotListenError, http_servers, start_h
 from bookie_server.config.config import BookieConfig
 from bookie_server.metrics.metrics import MetricsRegistry
 from bookie_server.replication.access import ReplicationAccess
-from bookie_server.replication.auditor import AuditorSettings
+from bookie_server.replication.auditing.auditor import AuditorSettings
 from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
 from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker import WorkerSettings

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Final
 
 from bk_spark.bookie.replication.repair_performer import CopyTotals
-from bk_spark.protocol.replication.copy_pace import CopyPace
+from bk_spark.protocol.replication.copying.copy_pace import CopyPace
 from bookie_server.metrics.metrics import MetricsRegistry, Summary
 from bookie_server.replication.actions import Check
-from bookie_server.replication.auditor import Auditor, AuditorCounters
-from bookie_server.replication.lost_copies import FewCopies
+from bookie_server.replication.auditing.auditor import Auditor, AuditorCounters
+from bookie_server.replication.auditing.lost_copies import FewCopies
 from bookie_server.replication.worker import ReplicationWorker, WorkerCounters
 
 #: Apache's scope of both inside a bookie. Alone they have none.

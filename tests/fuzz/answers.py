@@ -12,9 +12,9 @@ from bk_spark.protocol.codes import Code, DigestType, OpV2
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import pack_entry
 from bk_spark.protocol.wire import wire_v2
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3.add_frames_v3 import ADD_TXN_BIT
 from bk_spark.protocol.wire.wire_v2 import BatchRead
 from tests.fuzz.damage import INT64
 from tests.fuzz.messages import messages

@@ -15,12 +15,13 @@ from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import pack_lac, verify_entry, verify_lac, verify_records
 from bk_spark.protocol.errors import DigestMismatchError, WireFormatError
-from bk_spark.protocol.wire import answers_v2, answers_v3, wire_v3
+from bk_spark.protocol.wire import answers_v2
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.entry_availability import EntryAvailability, decode_availability, encode_availability
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.stored_adds import cut_records
+from bk_spark.protocol.wire.v3 import answers_v3, wire_v3
 from tests.fuzz.answers import DIGEST, LEDGER, RECORDS, SMALL, V2, V3, stored_entry
 from tests.fuzz.damage import EDGES, INT64, hostile
 from tests.fuzz.fuzzing import fuzz

@@ -27,8 +27,8 @@ from bookie_server.net.common.access.certificates import names_in, role_in
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import ALL, Authorization
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.grpc.logins import LoginService
-from bookie_server.net.grpc.sessions import Sessions
+from bookie_server.net.grpc.access.logins import LoginService
+from bookie_server.net.grpc.access.sessions import Sessions
 from tests.fuzz.damage import hostile, pieces
 from tests.fuzz.front import Owner, serve
 from tests.fuzz.fuzzing import fuzz

@@ -14,12 +14,13 @@ from hypothesis.strategies import SearchStrategy
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.add_frames import EntryPackager
-from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
 from bk_spark.protocol.wire.framing import CommonBuffer, Frames, ReceiveBuffer, Receiving, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries

@@ -16,9 +16,10 @@ from typing import Any, cast
 
 import pytest
 
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.local import LocalCluster
 from tests.simulation.bytes_cache import AddSeen
 from tests.simulation.events import Answer, Command, Effect, Request, Way

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code, FlagV2
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.entry_availability import decode_availability
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.local import LocalCluster
 from tests.support.bookie import KEY, BookieProcess, Connection, add_frame, stored
 

@@ -34,8 +34,8 @@ from bk_spark.protocol.replication.actions import (
     StoredEntries,
     Unrepairable,
 )
-from bk_spark.protocol.replication.copy_limits import CopyLimits
-from bk_spark.protocol.replication.copy_pace import CopyPace, CopyRequest
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_pace import CopyPace, CopyRequest
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
 from tests.support.registrations import kill_and_forget

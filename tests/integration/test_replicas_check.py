@@ -21,7 +21,7 @@ from bookie_server.local import LocalCluster
 from bookie_server.metrics.metrics import MetricsRegistry
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.actions import Check, CheckLedgers, LedgersChecked, Step, StepDone
-from bookie_server.replication.auditor_performer import AuditorPerformer
+from bookie_server.replication.auditing.auditor_performer import AuditorPerformer
 from bookie_server.replication.replication_metrics import ReplicationMetrics
 
 ENTRIES = 1_000

@@ -36,7 +36,7 @@ from bookie_server.local import LocalCluster
 from bookie_server.metrics.exposition import exposition
 from bookie_server.metrics.metrics import MetricsRegistry
 from bookie_server.replication.access import ReplicationAccess
-from bookie_server.replication.auditor import AuditorSettings
+from bookie_server.replication.auditing.auditor import AuditorSettings
 from bookie_server.replication.daemon import ReplicationDaemon, ReplicationSettings
 from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker import WorkerSettings

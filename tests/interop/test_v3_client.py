@@ -18,7 +18,7 @@ from bk_spark.protocol.entries.entry import pack_lac, verify_entry, verify_lac
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookieAnswerError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.wire.v3.add_frames_v3 import EntryPackagerV3
 from tests.support.connections import assert_no_requests
 
 PASSWORD = b"open sesame"

@@ -18,12 +18,13 @@ from bk_spark.protocol.entries.entry import ENTRY_HEADER, Entry, pack_entry, ver
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.metadata import ledger_metadata, under_replication
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
-from bk_spark.protocol.wire import answers_v2, answers_v3, wire_v2, wire_v3
+from bk_spark.protocol.wire import answers_v2, wire_v2
 from bk_spark.protocol.wire.add_frames import AddFrames, EntryPackager
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
 from bk_spark.protocol.wire.framing import frame as frame_of, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import answers_v3, wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bk_spark.protocol.wire.wire_v2 import AddRun, ReadRun
 from tests.support.ledgers import LEDGER, PASSWORD, payload_of
 from tests.support.wire import frames

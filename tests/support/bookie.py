@@ -16,9 +16,10 @@ import numpy as np
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_entry
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from tests.support.nursery import ForkedBookie
 from tests.support.registrations import forget
 

@@ -19,9 +19,10 @@ from typing import Final, Protocol
 from bk_spark.protocol.codes import LAST_ENTRY, Code, DigestType, FlagV2, OpV2
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from tests.simulation.bytes_cache import force_answer, force_request, poll_request, read_request, stored_entry
 from tests.support.bookie import Connection
 from tests.support.ledgers import LEDGER, PASSWORD

@@ -10,7 +10,7 @@ from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.wire_v3 import parse_response, request_header
+from bk_spark.protocol.wire.v3.wire_v3 import parse_response, request_header
 
 
 def write_explicit_lac(bookie_ids: Iterable[str], ledger_id: int, lac: int, password: bytes = b"") -> None:

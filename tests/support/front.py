@@ -12,13 +12,14 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.bookie import AddDone
 from bookie_server.entry_reader import ReadPart
 from bookie_server.net.common.access.front_access import FrontAccess
-from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.entrance.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries

@@ -20,9 +20,10 @@ from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import ENTRY_HEADER, pack_entry, pack_lac
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bk_spark.protocol.wire.wire_v2 import BatchRead, RequestV2
 from tests.support import patient_loop
 from tests.support.connections import assert_no_requests, live

@@ -27,7 +27,7 @@ from bookie_server.replication.actions import (
     SyncStore,
     WriteProgress,
 )
-from bookie_server.replication.scans import bookies_of
+from bookie_server.replication.auditing.scans import bookies_of
 
 ROOT = "/ledgers"
 VOTE = "/ledgers/underreplication/auditorelection/V_0000000001"

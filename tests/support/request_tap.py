@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from bk_spark.protocol.codes import FlagV2
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bk_spark.protocol.wire.wire_v2 import ReadRun
 
 _CHUNK_BYTES = 64 * 1024

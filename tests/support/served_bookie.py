@@ -21,9 +21,10 @@ from bk_spark.protocol.entries.entry import LAC_PACKET_HEADER
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataConflictError, NotEnoughBookiesError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.quorum import Quorum
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import ReceiveBuffer, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun, RequestV2, parse_requests
 
 

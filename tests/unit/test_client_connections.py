@@ -32,12 +32,13 @@ from bk_spark.protocol.errors import (
     RequestRefusedError,
     UnauthorizedError,
 )
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.add_frames import EntryPackager
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bk_spark.protocol.wire.entry_availability import encode_availability
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor

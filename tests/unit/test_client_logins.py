@@ -32,7 +32,7 @@ from bk_spark.protocol.auth.digest_md5 import DigestMd5Bookie
 from bk_spark.protocol.errors import InvalidArgumentError, LoginError, UnauthorizedError
 from bk_spark.protocol.wire.auth_frames import DISABLED, AuthMessage, auth_answer_v2, auth_answer_v3, auth_of
 from bk_spark.protocol.wire.framing import frame, is_v3
-from bk_spark.protocol.wire.wire_v3 import parse_request
+from bk_spark.protocol.wire.v3.wire_v3 import parse_request
 from bookie_server.config.access import AccessConfig
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.limits import NetConfig

@@ -20,7 +20,7 @@ from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError, TlsError
 from bk_spark.protocol.wire.start_tls import start_tls_answer
-from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.entrance.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from tests.support import patient_loop
 from tests.support.bookie import add_frame

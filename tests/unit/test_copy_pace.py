@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bk_spark.protocol.replication.copy_pace import _MOST_KINDS, CopyPace, CopyRequest
+from bk_spark.protocol.replication.copying.copy_pace import _MOST_KINDS, CopyPace, CopyRequest
 
 pytestmark = pytest.mark.unit
 

@@ -28,8 +28,8 @@ from bk_spark.protocol.replication.actions import (
     ThrottlePassed,
     WriteEntries,
 )
-from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
-from bk_spark.protocol.replication.fragment_copy import FragmentCopy
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits, CopyResult
+from bk_spark.protocol.replication.copying.fragment_copy import FragmentCopy
 from bk_spark.protocol.replication.fragments import fragments_of
 from bk_spark.protocol.replication.known_entries import KnownEntries, KnownNeighbours
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer

@@ -30,8 +30,8 @@ from bk_spark.protocol.wire.auth_frames import SASL, SESSION_METADATA, SESSIONS
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import Authorization
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.grpc.logins import LoginService
-from bookie_server.net.grpc.sessions import Session, Sessions
+from bookie_server.net.grpc.access.logins import LoginService
+from bookie_server.net.grpc.access.sessions import Session, Sessions
 from tests.support import patient_loop
 from tests.support.bookie import free_port
 from tests.support.certificates import identity, write_pem

@@ -14,7 +14,7 @@ from bk_spark.protocol.ledger.reading.read_actions import EntriesRead, RequestFa
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
 from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.replication.actions import NothingBad, RecoverLedger, Repaired, Unrepairable, WriteEntries
-from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
 from bookie_server.integrity import limbo_check
 from bookie_server.integrity.limbo_check import (
     EndLimbo,

@@ -1,4 +1,4 @@
-"""How the check of replicas asks bookies for lists of entries (bookie_server/replication/list_turns.py)."""
+"""How the check of replicas asks bookies for lists of entries (bookie_server/replication/auditing/list_turns.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from bk_spark.protocol.replication.entry_lists import ListsFound
 from bk_spark.protocol.wire.entry_availability import decode_availability, encode_availability
-from bookie_server.replication.list_turns import LISTS_AT_ONCE, ListTurns
+from bookie_server.replication.auditing.list_turns import LISTS_AT_ONCE, ListTurns
 
 pytestmark = pytest.mark.unit
 

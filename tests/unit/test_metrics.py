@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bk_spark.protocol.replication.copy_pace import CopyPace
+from bk_spark.protocol.replication.copying.copy_pace import CopyPace
 from bookie_server.metrics.bookie_metrics import REQUEST_METRICS, BookieMetrics
 from bookie_server.metrics.exposition import exposition, process_exposition
 from bookie_server.metrics.metrics import QUANTILES, WINDOW_S, MetricsRegistry, Summary

@@ -16,11 +16,12 @@ from bk_spark.bookie.auth.providers import Peer
 from bk_spark.bookie.auth.sasl import SaslBookie
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.auth_frames import DISABLED, AuthMessage, auth_answer_of, auth_request
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.start_tls import start_tls_request
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.net.common.access.certificates import names_in
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.limits import NetConfig
@@ -364,7 +365,7 @@ def test_nothing_else_may_come_in_clear_behind_start_tls(
     sasl: FrontAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What came is the reason, not that nothing more came.
-    monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
     behind = [
         _FIRST_V3 + _FIRST_V3,
         _FIRST_V3 + reads((1, 1)),
@@ -397,7 +398,7 @@ def test_nothing_else_may_come_in_clear_behind_start_tls(
 def test_who_stops_between_start_tls_and_the_handshake_is_forgotten(
     sasl: FrontAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path), access=sasl) as served:

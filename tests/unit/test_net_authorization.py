@@ -17,8 +17,9 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.proto import bookie_pb2 as calls
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.bookie import AddDone
 from bookie_server.config.access import AccessConfig
 from bookie_server.net.common.access.front_access import FrontAccess

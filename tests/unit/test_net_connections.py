@@ -19,8 +19,8 @@ from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2
 from bookie_server.disks.open_files import share_connections, share_open_files
 from bookie_server.net.common.connections import Connections
+from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers
 from bookie_server.net.common.limits import NetConfig, connection_limit
-from bookie_server.net.common.newcomers import Newcomer, Newcomers
 from bookie_server.net.native.connection import NativeConnection
 from bookie_server.storage.disk.fd_cache import FdCache
 from tests.support.bookie import add_frame

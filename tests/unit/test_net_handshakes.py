@@ -12,11 +12,11 @@ import pytest
 
 from bk_spark.bookie.tls.transport import TlsTransport
 from bk_spark.protocol.wire.start_tls import start_tls_request
-from bookie_server.net.common import handshakes
-from bookie_server.net.common.handshakes import Line
-from bookie_server.net.common.hellos import late
+from bookie_server.net.common.entrance import handshakes
+from bookie_server.net.common.entrance.handshakes import Line
+from bookie_server.net.common.entrance.hellos import late
+from bookie_server.net.common.entrance.newcomers import Newcomer
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.common.newcomers import Newcomer
 from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
 from tests.unit.test_net_tls import client_context, connected, front_tls
 
@@ -192,7 +192,7 @@ def test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_n
 def test_who_does_not_send_the_first_record_is_closed_after_some_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 0.2)
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:

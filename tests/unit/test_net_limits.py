@@ -11,9 +11,10 @@ import pytest
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.entry_reader import ReadPart
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native import server as native

@@ -14,12 +14,13 @@ import pytest
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.start_tls import hello_bytes, start_tls_request
+from bk_spark.protocol.wire.v3 import wire_v3
 from bk_spark.settings.setting import settings_of
-from bookie_server.net.common.front_tls import FrontTls
+from bookie_server.net.common.entrance.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
 from tests.support.bookie import add_frame
 from tests.support.certificates import Identity, identity, write_pem
@@ -312,7 +313,7 @@ def test_a_handshake_without_start_tls_is_no_frame(tmp_path: Path) -> None:
 def test_an_unfinished_handshake_gives_way_to_a_newcomer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: bytes
 ) -> None:
-    monkeypatch.setattr("bookie_server.net.common.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
 
     async def test() -> None:
         config = NetConfig(max_connections=2, idle_before_eviction_ms=0)

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import CommonBuffer, Receiving
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.bookie import AddDone
 from bookie_server.net.common import turns as turns_module
 from bookie_server.net.common.fair_slots import Share

@@ -12,10 +12,10 @@ from bk_spark.bookie.config import ANSWER_RESERVE_BYTES
 from bk_spark.protocol.codes import DigestType, FlagV2
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.wire import wire_v3
 from bk_spark.protocol.wire.add_frames import AddFrames, EntryPackager
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3, is_txn_of, txn_entry_id
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import ADD_TXN_BIT, EntryPackagerV3, is_txn_of, txn_entry_id
 from tests.support.wire import Captured, captured
 
 URGENT = FlagV2.RECOVERY_ADD | FlagV2.HIGH_PRIORITY

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.wire import answer_frames_v3, answers_v3
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import answer_frames_v3, answers_v3
 from tests.support.wire import frames
 
 EDGES = [0, 1, 127, 128, 16_383, 16_384, 2**40, 2**62 + 5, 2**63 - 1]

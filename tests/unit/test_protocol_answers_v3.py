@@ -9,12 +9,12 @@ import pytest
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire import wire_v3
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
-from bk_spark.protocol.wire.answers_v3 import BareAddAnswer, parse_answers
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import ADD_TXN_BIT
+from bk_spark.protocol.wire.v3.answers_v3 import BareAddAnswer, parse_answers
 from tests.support.wire import captured, frames
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire import wire_v3
 from bk_spark.protocol.wire.entry_availability import decode_availability, encode_availability
+from bk_spark.protocol.wire.v3 import wire_v3
 from tests.support.wire import captured
 
 Group = tuple[int, int, int, int]

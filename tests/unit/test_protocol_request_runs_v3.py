@@ -7,11 +7,11 @@ import pytest
 
 from bk_spark.protocol.codes import DigestType, FlagV2
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.wire import wire_v3
-from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3, ReadRunV3, segments, uniform_run
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from tests.support.bookie import KEY, stored
 from tests.support.wire import frames

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded, read_varints
+from bk_spark.protocol.wire.v3.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded, read_varints
 
 EDGES = [0, 1, 127, 128, 16383, 16384, 2**21 - 1, 2**28 - 1, 2**28, 2**31, 2**40, 2**56 - 1, 2**62, 2**63 - 1]
 

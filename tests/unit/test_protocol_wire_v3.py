@@ -12,9 +12,9 @@ from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
-from bk_spark.protocol.wire import wire_v3
 from bk_spark.protocol.wire.framing import Frames, are_v3, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 from tests.support.wire import Captured, captured, frames
 
 CAPTURED = captured("wire-v3", "v3") + captured("wire-v2", "v3")

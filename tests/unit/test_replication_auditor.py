@@ -1,4 +1,4 @@
-"""When the auditor checks which ledgers (bookie_server/replication/auditor.py)."""
+"""When the auditor checks which ledgers (bookie_server/replication/auditing/auditor.py)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from bookie_server.replication.actions import (
     StepFailed,
     Watch,
 )
-from bookie_server.replication.auditor import RETRY_PAUSE_MS, Auditor, AuditorEnd, AuditorSettings
-from bookie_server.replication.scans import ScanSettings
+from bookie_server.replication.auditing.auditor import RETRY_PAUSE_MS, Auditor, AuditorEnd, AuditorSettings
+from bookie_server.replication.auditing.scans import ScanSettings
 from tests.support.replication_model import ROOT, VOTE, ReplicationModel, ledger
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""The election of the auditor (bookie_server/replication/election.py)."""
+"""The election of the auditor (bookie_server/replication/auditing/election.py)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bookie_server.replication.actions import (
     WithdrawVote,
     WriteAuditor,
 )
-from bookie_server.replication.auditor_performer import ElectionPerformer
-from bookie_server.replication.election import election_steps
+from bookie_server.replication.auditing.auditor_performer import ElectionPerformer
+from bookie_server.replication.auditing.election import election_steps
 
 pytestmark = pytest.mark.unit
 

@@ -1,4 +1,4 @@
-"""How few copies of an entry are left (bookie_server/replication/lost_copies.py)."""
+"""How few copies of an entry are left (bookie_server/replication/auditing/lost_copies.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, Segment
 from bk_spark.protocol.quorum import Quorum
-from bookie_server.replication.lost_copies import FewCopies, few_copies
+from bookie_server.replication.auditing.lost_copies import FewCopies, few_copies
 
 pytestmark = pytest.mark.unit
 

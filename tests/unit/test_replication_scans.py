@@ -1,4 +1,4 @@
-"""The auditor's scans: which ledgers they read, mark and report (bookie_server/replication/scans.py)."""
+"""The auditor's scans: which ledgers they read, mark and report (bookie_server/replication/auditing/scans.py)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from bookie_server.replication.actions import (
     ReadLedgers,
     WriteProgress,
 )
-from bookie_server.replication.ledger_walk import LedgerWalk, ReadPace
-from bookie_server.replication.lost_copies import FewCopies
-from bookie_server.replication.scans import PAGE_LEDGERS, BookieScan, ScanReport, ScanSettings, check_steps
+from bookie_server.replication.auditing.ledger_walk import LedgerWalk, ReadPace
+from bookie_server.replication.auditing.lost_copies import FewCopies
+from bookie_server.replication.auditing.scans import PAGE_LEDGERS, BookieScan, ScanReport, ScanSettings, check_steps
 from tests.support.replication_model import ROOT, VOTE, ReplicationModel, ledger
 
 pytestmark = pytest.mark.unit

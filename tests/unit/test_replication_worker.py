@@ -10,8 +10,8 @@ import pytest
 
 from bk_spark.protocol.errors import MetadataUnavailableError
 from bk_spark.protocol.machine import StartTimer, Succeeded, TimerFired
-from bk_spark.protocol.replication.copy_limits import CopyLimits
-from bk_spark.protocol.replication.copy_rate import CopyRate
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_rate import CopyRate
 from bookie_server.replication.actions import DisabledRead, SessionLost
 from bookie_server.replication.worker import (
     MAX_CANDIDATES,

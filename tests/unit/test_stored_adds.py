@@ -7,10 +7,10 @@ import pytest
 from bk_spark.protocol.codes import DigestType, FlagV2
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_entry
-from bk_spark.protocol.wire import wire_v3
-from bk_spark.protocol.wire.add_frames_v3 import is_txn_of, txn_entry_id
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.stored_adds import cut_records, stored_adds_v2, stored_adds_v3
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import is_txn_of, txn_entry_id
 from bk_spark.protocol.wire.wire_v2 import AddRun, parse_requests
 from tests.support.wire import frames
 

@@ -15,7 +15,7 @@ from bk_spark.bookie.placement.registry import RegisteredBookie
 from bk_spark.log.store import LogStore
 from bk_spark.protocol.errors import BookKeeperError, LoginError, RequestRefusedError, TlsError, UnauthorizedError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
-from bk_spark.protocol.wire.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo
 
 _TIMEOUT_MS: Final = 5_000
 _METADATA_TIMEOUT_MS: Final = 10_000

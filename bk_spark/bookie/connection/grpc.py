@@ -37,7 +37,7 @@ from bk_spark.protocol.wire.batches import (
 )
 from bk_spark.protocol.wire.code_errors import error_of
 from bk_spark.protocol.wire.entry_availability import EntryAvailability, checked_groups
-from bk_spark.protocol.wire.wire_v3 import BookieInfo, LongPollAnswer
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo, LongPollAnswer
 
 _LOG: Final = logging.getLogger(__name__)
 #: A batch is this large if as much waits, and entries are not larger.

@@ -16,7 +16,7 @@ from bk_spark.protocol.codes import DEFAULT_MAX_FRAME_BYTES, Code
 from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, BatchReadAnswer, ReadAnswer
 from bk_spark.protocol.wire.entry_availability import EntryAvailability
-from bk_spark.protocol.wire.wire_v3 import BookieInfo, LongPollAnswer
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo, LongPollAnswer
 
 _LOG = logging.getLogger(__name__)
 

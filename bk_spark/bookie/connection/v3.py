@@ -18,15 +18,15 @@ from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.connection.interface import ConnectionLimits, ControlConnection
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
-from bk_spark.protocol.wire import wire_v3
-from bk_spark.protocol.wire.add_frames_v3 import is_txn_of, txn_entry_id
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, ReadAnswer
-from bk_spark.protocol.wire.answers_v3 import BareAddAnswer, parse_answers
 from bk_spark.protocol.wire.code_errors import error_of
 from bk_spark.protocol.wire.entry_availability import EntryAvailability, decode_availability
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.wire_v3 import BookieInfo, LongPollAnswer
+from bk_spark.protocol.wire.v3 import wire_v3
+from bk_spark.protocol.wire.v3.add_frames_v3 import is_txn_of, txn_entry_id
+from bk_spark.protocol.wire.v3.answers_v3 import BareAddAnswer, parse_answers
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo, LongPollAnswer
 
 
 class _ReadGroup:

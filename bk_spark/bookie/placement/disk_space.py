@@ -9,7 +9,7 @@ from typing import Final
 from bk_spark.bookie.connection.interface import ControlConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
-from bk_spark.protocol.wire.wire_v3 import BookieInfo
+from bk_spark.protocol.wire.v3.wire_v3 import BookieInfo
 
 #: Bookies asked in parallel.
 _AT_ONCE: Final = 64

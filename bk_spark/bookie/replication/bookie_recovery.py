@@ -33,7 +33,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.under_replication import Mark, decode_lock
 from bk_spark.protocol.replication.actions import LockLost, Repaired, RepairResult, Unrepairable
-from bk_spark.protocol.replication.copy_rate import CopyRate
+from bk_spark.protocol.replication.copying.copy_rate import CopyRate
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 
 #: A locked ledger is tried again after this pause.

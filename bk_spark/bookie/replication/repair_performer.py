@@ -52,9 +52,9 @@ from bk_spark.protocol.replication.actions import (
     ThrottlePassed,
     WriteEntries,
 )
-from bk_spark.protocol.replication.copy_limits import CopyLimits
-from bk_spark.protocol.replication.copy_pace import CopyPace, CopyRequest
-from bk_spark.protocol.replication.copy_rate import CopyRate
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_pace import CopyPace, CopyRequest
+from bk_spark.protocol.replication.copying.copy_rate import CopyRate
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.replication.verification import key_of

@@ -6,7 +6,7 @@ from bk_spark.bookie.config import GRPC, ClientConfig
 from bk_spark.protocol.codes import DigestType, FlagV2
 from bk_spark.protocol.ledger.writer_actions import UNLIMITED, WriterLimits
 from bk_spark.protocol.wire.add_frames import EntryPackager, Packager
-from bk_spark.protocol.wire.add_frames_v3 import EntryPackagerV3
+from bk_spark.protocol.wire.v3.add_frames_v3 import EntryPackagerV3
 
 
 def packager_of(

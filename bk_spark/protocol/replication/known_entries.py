@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bk_spark.protocol.replication.actions import StoredEntries
-from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
 
 
 class KnownEntries:

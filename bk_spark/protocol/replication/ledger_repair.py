@@ -56,8 +56,8 @@ from bk_spark.protocol.replication.actions import (
     TargetChosen,
     Unrepairable,
 )
-from bk_spark.protocol.replication.copy_limits import CopyResult
-from bk_spark.protocol.replication.fragment_copy import FragmentCopy
+from bk_spark.protocol.replication.copying.copy_limits import CopyResult
+from bk_spark.protocol.replication.copying.fragment_copy import FragmentCopy
 from bk_spark.protocol.replication.fragments import Fragment, fragments_of
 from bk_spark.protocol.replication.good_copies import GoodCopies
 from bk_spark.protocol.replication.known_entries import KnownEntries

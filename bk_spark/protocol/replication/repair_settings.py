@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 from bk_spark.protocol.codes import V2, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import UnauthorizedError, WireFormatError
-from bk_spark.protocol.wire import wire_v2, wire_v3
+from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3 import wire_v3
 
 #: The name of SASL's plugin.
 SASL: Final = "sasl"

@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
-from bk_spark.protocol.wire.answer_frames_v3 import response
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame, frame_bytes, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.wire_v3 import parse_response, request_header
+from bk_spark.protocol.wire.v3.answer_frames_v3 import response
+from bk_spark.protocol.wire.v3.wire_v3 import parse_response, request_header
 
 #: No START_TLS request or answer is longer, with its length.
 MAX_BYTES: Final = 64

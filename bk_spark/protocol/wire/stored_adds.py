@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.codes import MASTER_KEY_BYTES, FlagV2, OpV2
-from bk_spark.protocol.wire.add_frames_v3 import add_txn_id
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3.add_frames_v3 import add_txn_id
+from bk_spark.protocol.wire.v3.wire_v3 import request_header
 from bk_spark.protocol.wire.wire_v2 import header_int
-from bk_spark.protocol.wire.wire_v3 import request_header
 
 _U32: Final = struct.Struct(">I")
 _PREFIX: Final = struct.Struct(f">II{MASTER_KEY_BYTES}s")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain, takewhile
 from typing import Final, Generic, Protocol, TypeVar
 
-from bookie_server.net.common.newcomers import Newcomer
+from bookie_server.net.common.entrance.newcomers import Newcomer
 
 #: Connections examined for one newcomer. Busy ones then count as active, so the next search continues after them.
 _LOOKED_AT: Final = 64

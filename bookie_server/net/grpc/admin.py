@@ -28,7 +28,7 @@ from bookie_server.admin.routes import HttpError
 from bookie_server.config.config import BookieConfig
 from bookie_server.config.texts import texts_of
 from bookie_server.gc.garbage_collector import MAJOR, MINOR
-from bookie_server.net.grpc.admission import admit_operator
+from bookie_server.net.grpc.access.admission import admit_operator
 from bookie_server.net.grpc.calls import Call, Context, Stuck
 from bookie_server.net.grpc.statuses import status_of, status_of_http
 from bookie_server.net.native.shared import Shared

@@ -16,9 +16,9 @@ from grpc import StatusCode
 from grpc.aio import EOF
 
 from bookie_server.net.common.sparing_log import SparingLog
+from bookie_server.net.grpc.access.sessions import Sessions
 from bookie_server.net.grpc.counters import Counters
 from bookie_server.net.grpc.places import Place, Places
-from bookie_server.net.grpc.sessions import Sessions
 
 _NO_PLACE: Final = "too many calls are under way"
 

@@ -25,7 +25,7 @@ from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
 from bk_spark.protocol.proto import logs_pb2 as pb
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.net.common.access.rights import FENCE, READ, WRITE
-from bookie_server.net.grpc.admission import admit
+from bookie_server.net.grpc.access.admission import admit
 from bookie_server.net.grpc.calls import Call, Context, Stuck
 from bookie_server.net.grpc.statuses import status_of
 from bookie_server.net.native.shared import Shared

@@ -18,8 +18,11 @@ from bk_spark.protocol.proto import bookie_pb2 as pb
 from bk_spark.protocol.wire.batches import SERVICE
 from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
 from bookie_server.net.grpc import inquiries
+from bookie_server.net.grpc.access.admission import admit
+from bookie_server.net.grpc.access.credentials import server_credentials
+from bookie_server.net.grpc.access.logins import LoginService
+from bookie_server.net.grpc.access.sessions import Sessions
 from bookie_server.net.grpc.adds import AddCall
-from bookie_server.net.grpc.admission import admit
 from bookie_server.net.grpc.calls import (
     MAX_CALLS_PER_CONNECTION,
     UNARY_TIMEOUT_S,
@@ -28,11 +31,8 @@ from bookie_server.net.grpc.calls import (
     Service,
     Stuck,
 )
-from bookie_server.net.grpc.credentials import server_credentials
 from bookie_server.net.grpc.gate import Gate
-from bookie_server.net.grpc.logins import LoginService
 from bookie_server.net.grpc.reads import ReadCall
-from bookie_server.net.grpc.sessions import Sessions
 from bookie_server.net.native.shared import Shared
 
 _LOG: Final = logging.getLogger(__name__)

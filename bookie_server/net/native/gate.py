@@ -13,12 +13,12 @@ from bk_spark.protocol.codes import Code, OpV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import UnauthorizedError, WireFormatError
 from bk_spark.protocol.wire import wire_v2
-from bk_spark.protocol.wire.answer_frames_v3 import response
 from bk_spark.protocol.wire.auth_frames import AuthMessage, auth_answer_v2, auth_answer_v3, auth_of
 from bk_spark.protocol.wire.framing import Frames, frame, is_v3
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3.answer_frames_v3 import response
+from bk_spark.protocol.wire.v3.wire_v3 import parse_request
 from bk_spark.protocol.wire.wire_v2 import AddRun, BatchRead, ReadRun
-from bk_spark.protocol.wire.wire_v3 import parse_request
 from bookie_server.net.common.access.front_access import ConnectionAccess
 from bookie_server.net.common.access.rights import ALL
 from bookie_server.net.native.answers import Answers

@@ -10,7 +10,7 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
-from bk_spark.protocol.wire.request_runs_v3 import AddRunV3
+from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3
 from bookie_server.storage.records import Records, gather_int64
 
 _IDS: Final = struct.Struct(">qqq")

@@ -7,10 +7,10 @@ import logging
 from typing import Final
 
 from bk_spark.protocol.codes import LAST_ENTRY, Code
-from bk_spark.protocol.wire.answer_frames_v3 import response, response_about, status
 from bk_spark.protocol.wire.entry_availability import encode_availability
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3.answer_frames_v3 import response, response_about, status
 from bookie_server.bookie import Bookie
 from bookie_server.net.native.long_polls import read_one
 from bookie_server.net.native.request_context import RequestContext

@@ -24,9 +24,9 @@ import numpy as np
 
 from bk_spark.protocol.codes import LAST_ENTRY, NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
-from bk_spark.protocol.wire.answer_frames_v3 import response, status
 from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
+from bk_spark.protocol.wire.v3.answer_frames_v3 import response, status
 from bookie_server.bookie import Bookie
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor

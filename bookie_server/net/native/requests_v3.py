@@ -15,12 +15,12 @@ import numpy as np
 from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
-from bk_spark.protocol.wire import answer_frames_v3, wire_v3
-from bk_spark.protocol.wire.answer_frames_v3 import BODIES, response, response_about, status
 from bk_spark.protocol.wire.auth_frames import AUTH_DISABLED
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
+from bk_spark.protocol.wire.v3 import answer_frames_v3, wire_v3
+from bk_spark.protocol.wire.v3.answer_frames_v3 import BODIES, response, response_about, status
+from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
 from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
 from bookie_server.net.native.fences import is_durable
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds

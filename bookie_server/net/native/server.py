@@ -19,12 +19,12 @@ from bk_spark.protocol.wire.start_tls import wanted_bytes
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.connections import Connections
-from bookie_server.net.common.front_tls import FrontTls, Greeting
-from bookie_server.net.common.hellos import Hellos
+from bookie_server.net.common.entrance.front_tls import FrontTls, Greeting
+from bookie_server.net.common.entrance.hellos import Hellos
+from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
-from bookie_server.net.common.newcomers import Newcomer, Newcomers
 from bookie_server.net.native.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
 from bookie_server.net.native.shared import Shared
 

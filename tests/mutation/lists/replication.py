@@ -9,21 +9,21 @@ from tests.mutation.mutation import Mutation
 MUTATIONS: Final = (
     Mutation(
         "Without a password, only equal copies are believed.",
-        "bk_spark/protocol/replication/fragment_copy.py",
+        "bk_spark/protocol/replication/copying/fragment_copy.py",
         "if len({bytes(copy.records) for copy in batch.copies}) == 1:",
         "if batch.copies:",
         ("tests/unit/test_ledger_repair_sources.py::test_without_a_password_copies_must_agree",),
     ),
     Mutation(
         "A position with an entry that nobody returns is not replaced.",
-        "bk_spark/protocol/replication/fragment_copy.py",
+        "bk_spark/protocol/replication/copying/fragment_copy.py",
         "        for position in self._positions(batch.entry_ids):\n            del self._active[position]\n",
         "",
         ("tests/unit/test_fragment_copy.py::test_an_entry_that_nobody_has_stops_the_positions_that_store_it",),
     ),
     Mutation(
         "A target that failed does not replace a bookie.",
-        "bk_spark/protocol/replication/fragment_copy.py",
+        "bk_spark/protocol/replication/copying/fragment_copy.py",
         "        for position in [each for each, bookie_id in self._active.items() if bookie_id == target]:\n"
         "            del self._active[position]\n",
         "",
@@ -71,7 +71,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "A fragment counts in the pace besides its entries.",
-        "bk_spark/protocol/replication/fragment_copy.py",
+        "bk_spark/protocol/replication/copying/fragment_copy.py",
         "AskPace(request_id, batch.paced_bytes + self._more_bytes)",
         "AskPace(request_id, batch.paced_bytes)",
         ("tests/unit/test_fragment_copy.py::test_a_batch_is_read_when_its_time_has_come",),
@@ -177,21 +177,21 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Copies never get slower than their limit.",
-        "bk_spark/protocol/replication/copy_pace.py",
+        "bk_spark/protocol/replication/copying/copy_pace.py",
         "max(self._least, self.bytes_per_s * _SLOWER)",
         "self.bytes_per_s * _SLOWER",
         ("tests/unit/test_copy_pace.py::test_however_slow_the_bookies_are_the_pace_stays_above_its_limit",),
     ),
     Mutation(
         "Copies make room for clients.",
-        "bk_spark/protocol/replication/copy_pace.py",
+        "bk_spark/protocol/replication/copying/copy_pace.py",
         "if _ONE_LATE_OF * self._late > self._answers:",
         "if self._late > 2 * self._answers:",
         ("tests/unit/test_copy_pace.py::test_copies_make_room_when_clients_come_and_take_it_again_when_they_are_gone",),
     ),
     Mutation(
         "What bookies did at rest is forgotten.",
-        "bk_spark/protocol/replication/copy_pace.py",
+        "bk_spark/protocol/replication/copying/copy_pace.py",
         "self._at_rest_before, self._at_rest = self._at_rest, {}",
         "pass",
         ("tests/unit/test_copy_pace.py::test_what_bookies_did_long_ago_is_forgotten",),
@@ -205,56 +205,56 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "One lost bookie is waited for.",
-        "bookie_server/replication/auditor.py",
+        "bookie_server/replication/auditing/auditor.py",
         "if len(lost) > 1 or (lost and self._delay.delay_ms == 0):",
         "if lost:",
         ("tests/unit/test_replication_auditor.py::test_one_lost_bookie_is_waited_for",),
     ),
     Mutation(
         "An auditor marks nothing for bookies that it waits for.",
-        "bookie_server/replication/auditor.py",
+        "bookie_server/replication/auditing/auditor.py",
         "return bookies - self._registered - self._delayed if",
         "return bookies - self._registered if",
         ("tests/unit/test_replication_auditor.py::test_the_check_of_all_ledgers_waits_for_a_lost_bookie_too",),
     ),
     Mutation(
         "A round that goes around ends where it began.",
-        "bookie_server/replication/scans.py",
+        "bookie_server/replication/auditing/scans.py",
         "page = [ledger_id for ledger_id in page if ledger_id <= round_end]",
         "page = [ledger_id for ledger_id in page if ledger_id < round_end]",
         ("tests/unit/test_replication_scans.py::test_a_scan_begins_where_the_last_auditor_stood_and_still_covers_all",),
     ),
     Mutation(
         "A scan is synced with the store before each round.",
-        "bookie_server/replication/scans.py",
+        "bookie_server/replication/auditing/scans.py",
         "                yield from patient(SyncStore())\n",
         "",
         ("tests/unit/test_replication_scans.py::test_every_round_begins_with_a_server_that_is_up_to_date",),
     ),
     Mutation(
         "The lowest vote wins.",
-        "bookie_server/replication/election.py",
+        "bookie_server/replication/auditing/election.py",
         "before = [vote for vote in votes if vote.number < mine[0].number]",
         "before = [vote for vote in votes if vote.number > mine[0].number]",
         ("tests/unit/test_replication_election.py::test_the_smallest_vote_wins_and_its_owner_says_so",),
     ),
     Mutation(
         "A second vote of the same session is withdrawn.",
-        "bookie_server/replication/election.py",
+        "bookie_server/replication/auditing/election.py",
         "    for second in mine[1:]:\n        yield WithdrawVote(second.path)\n",
         "",
         ("tests/unit/test_replication_election.py::test_a_lost_reply_leaves_one_vote",),
     ),
     Mutation(
         "A walk goes on after the ledger where it stood.",
-        "bookie_server/replication/ledger_walk.py",
+        "bookie_server/replication/auditing/ledger_walk.py",
         "if each > self._after]",
         "if each > self._after + 1]",
         ("tests/unit/test_replication_scans.py::test_a_walk_finds_all_ledgers_in_order_from_any_on",),
     ),
     Mutation(
         "A scan begins a new round if another bookie is lost meanwhile.",
-        "bookie_server/replication/auditor.py",
+        "bookie_server/replication/auditing/auditor.py",
         "        self._audit_wanted = True\n"
         "        if self._bookie_scan is not None:\n"
         "            self._bookie_scan.again()",
@@ -266,7 +266,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Marks carry the auditor's vote as their proof.",
-        "bookie_server/replication/scans.py",
+        "bookie_server/replication/auditing/scans.py",
         "yield from patient(MarkLedgers(missing, settings.proof))",
         'yield from patient(MarkLedgers(missing, ""))',
         (

@@ -183,7 +183,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "A newcomer that has sent its request when it is accepted is heard at once.",
-        "bookie_server/net/common/newcomers.py",
+        "bookie_server/net/common/entrance/newcomers.py",
         "        self._accept_some()\n        self._notice()  # many have sent something already\n",
         "        self._accept_some()\n",
         (
@@ -193,7 +193,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Of newcomers with a first request the one that connected last is heard before those that only spoke last.",
-        "bookie_server/net/common/newcomers.py",
+        "bookie_server/net/common/entrance/newcomers.py",
         "while not self._newest_next:",
         "while self._number < 0:",
         (

@@ -14,14 +14,14 @@ _CONTEXTS: Final = "tests/unit/test_tls_contexts.py"
 MUTATIONS: Final = (
     Mutation(
         "Only START_TLS is taken from the socket before the handshake.",
-        "bookie_server/net/common/front_tls.py",
+        "bookie_server/net/common/entrance/front_tls.py",
         "self._socket.recv(len(self._first))",
         "self._socket.recv(1 << 16)",
         (f"{_SERVER}::test_nothing_that_came_in_clear_behind_start_tls_is_obeyed",),
     ),
     Mutation(
         "Requests in clear are refused where TLS is required.",
-        "bookie_server/net/common/front_tls.py",
+        "bookie_server/net/common/entrance/front_tls.py",
         "return self._front.required and not self.asks_for_tls",
         "return False",
         (f"{_SERVER}::test_requests_in_clear_are_refused_where_tls_is_required",),
@@ -42,21 +42,21 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Who does not send the first record is closed.",
-        "bookie_server/net/common/hellos.py",
+        "bookie_server/net/common/entrance/hellos.py",
         "due_s[newcomer] <= now_s",
         "False",
         (f"{_BESIDE}::test_who_does_not_send_the_first_record_is_closed_after_some_time",),
     ),
     Mutation(
         "What needs the private key is not computed in the event loop.",
-        "bookie_server/net/common/front_tls.py",
+        "bookie_server/net/common/entrance/front_tls.py",
         "            steps=self._steps,\n",
         "            steps=None,\n",
         (f"{_BESIDE}::test_a_thread_computes_what_needs_the_private_key_one_at_a_time",),
     ),
     Mutation(
         "Nothing is computed for a peer that has hung up.",
-        "bookie_server/net/common/handshakes.py",
+        "bookie_server/net/common/entrance/handshakes.py",
         "if _has_hung_up(handshake):",
         "if False:",
         (f"{_BESIDE}::test_nothing_is_computed_for_who_has_hung_up",),

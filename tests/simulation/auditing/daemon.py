@@ -48,11 +48,11 @@ from bookie_server.replication.actions import (
     WriteAuditor,
     WriteProgress,
 )
-from bookie_server.replication.auditor import Auditor, AuditorSettings
-from bookie_server.replication.auditor_performer import AuditorPerformer, ElectionPerformer
-from bookie_server.replication.election import election_steps
+from bookie_server.replication.auditing.auditor import Auditor, AuditorSettings
+from bookie_server.replication.auditing.auditor_performer import AuditorPerformer, ElectionPerformer
+from bookie_server.replication.auditing.election import election_steps
+from bookie_server.replication.auditing.scans import ScanSettings
 from bookie_server.replication.replication_metrics import ReplicationMetrics
-from bookie_server.replication.scans import ScanSettings
 from bookie_server.replication.worker import ReplicationWorker, WorkerSettings
 from bookie_server.replication.worker_actions import (
     Finish,

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from bk_spark.bookie.replication import ledger_marks
 from bk_spark.protocol.metadata import ledger_metadata, under_replication
-from bookie_server.replication import auditor_performer, scans
+from bookie_server.replication.auditing import auditor_performer, scans
 from tests.simulation.auditing.cluster import decoded
 from tests.simulation.auditing.world import DELAY_MS, World
 from tests.simulation.bytes_cache import parse_text

@@ -11,10 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 from bk_spark.protocol.errors import MetadataUnavailableError
-from bookie_server.replication import auditor as auditor_module, worker as worker_module
+from bookie_server.replication import worker as worker_module
 from bookie_server.replication.actions import Check, DelayRead, EndCheck
-from bookie_server.replication.auditor import Auditor
-from bookie_server.replication.scans import BookieScan, FindLost, Scan, ScanReport, ScanSettings, check_steps
+from bookie_server.replication.auditing import auditor as auditor_module
+from bookie_server.replication.auditing.auditor import Auditor
+from bookie_server.replication.auditing.scans import BookieScan, FindLost, Scan, ScanReport, ScanSettings, check_steps
 from bookie_server.replication.worker import ReplicationWorker
 from bookie_server.replication.worker_actions import Finish, Release
 from tests.simulation.auditing.cluster import ROOT

@@ -56,7 +56,7 @@ from bk_spark.protocol.replication.actions import (
     Unrepairable,
     WriteEntries,
 )
-from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
 from bk_spark.protocol.replication.ledger_repair import LedgerRepair
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bk_spark.protocol.wire.answers_v2 import AddAnswers

@@ -23,7 +23,7 @@ from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp, SetOp, TransactionOp
 from bk_spark.protocol.replication import ledger_repair
 from bk_spark.protocol.replication.actions import BookiesFound, ReplaceMembers
-from bk_spark.protocol.replication.fragment_copy import FragmentCopy
+from bk_spark.protocol.replication.copying.fragment_copy import FragmentCopy
 from bk_spark.protocol.replication.fragments import Fragment, fragments_of, with_members
 from bk_spark.protocol.replication.good_copies import GoodCopies
 from bk_spark.protocol.replication.ledger_check import LedgerCheck

@@ -31,9 +31,9 @@ from bookie_server.replication.actions import (
     SyncStore,
     WriteProgress,
 )
-from bookie_server.replication.ledger_walk import LedgerWalk, ReadPace
-from bookie_server.replication.lost_copies import FewCopies, few_copies
-from bookie_server.replication.patience import patient
+from bookie_server.replication.auditing.ledger_walk import LedgerWalk, ReadPace
+from bookie_server.replication.auditing.lost_copies import FewCopies, few_copies
+from bookie_server.replication.auditing.patience import patient
 
 #: Ledgers whose metadata are read at once.
 PAGE_LEDGERS: Final = 256

@@ -13,8 +13,8 @@ from itertools import islice, takewhile
 from typing import Final
 
 from bk_spark.protocol.wire.start_tls import hello_bytes
-from bookie_server.net.common.front_tls import Greeting
-from bookie_server.net.common.newcomers import Newcomer, Newcomers, Wait
+from bookie_server.net.common.entrance.front_tls import Greeting
+from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers, Wait
 
 #: Late peers that are closed in one turn of the event loop. Thousands may have come together.
 _CLOSED_AT_ONCE: Final = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from bk_spark.protocol.replication.copy_limits import CopyLimits
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits
 
 #: Tokens that may be saved up, as a time at the full rate.
 _BURST_MS: Final = 100.0

@@ -39,8 +39,8 @@ from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.wire.add_frames import PrefixPackager
 from bk_spark.protocol.wire.framing import LENGTH_BYTES
-from bk_spark.protocol.wire.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded
-from bk_spark.protocol.wire.wire_v3 import DEFERRED_SYNC, HIGH_PRIORITY
+from bk_spark.protocol.wire.v3.varints import INT64_BYTES, SIZE_BYTES, padded, put_padded
+from bk_spark.protocol.wire.v3.wire_v3 import DEFERRED_SYNC, HIGH_PRIORITY
 
 #: Transaction ids of adds have this bit. Those of other requests never do.
 ADD_TXN_BIT: Final = 1 << 62

@@ -18,8 +18,8 @@ from bk_spark.bookie.tls.transport import BUFFER_BYTES, secure
 from bk_spark.protocol.wire.auth_frames import begins_login
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame_bytes
 from bk_spark.protocol.wire.start_tls import HANDSHAKE_RECORD, start_tls_answer, start_tls_txn_id, wanted_bytes
-from bookie_server.net.common.handshakes import Handshakes
-from bookie_server.net.common.newcomers import LOOKED_AT_BYTES
+from bookie_server.net.common.entrance.handshakes import Handshakes
+from bookie_server.net.common.entrance.newcomers import LOOKED_AT_BYTES
 from bookie_server.net.common.sparing_log import SparingLog
 
 _HANDSHAKE_TIMEOUT_S: Final = 10.0

@@ -18,12 +18,12 @@ from bk_spark.protocol.arrays import gather_rows
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.add_frames_v3 import ADD_TXN_BIT
 from bk_spark.protocol.wire.answers_v2 import AddAnswers
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.varints import INT64_BYTES, padded, read_varints
-from bk_spark.protocol.wire.wire_v3 import parse_response, response_code
+from bk_spark.protocol.wire.v3.add_frames_v3 import ADD_TXN_BIT
+from bk_spark.protocol.wire.v3.varints import INT64_BYTES, padded, read_varints
+from bk_spark.protocol.wire.v3.wire_v3 import parse_response, response_code
 
 #: With fewer answers of equal size, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 24

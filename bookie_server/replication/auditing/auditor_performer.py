@@ -78,9 +78,9 @@ from bookie_server.replication.actions import (
     WriteAuditor,
     WriteProgress,
 )
-from bookie_server.replication.list_turns import ListTurns
+from bookie_server.replication.auditing.list_turns import ListTurns
+from bookie_server.replication.auditing.scans import bookies_of
 from bookie_server.replication.replication_metrics import ReplicationMetrics
-from bookie_server.replication.scans import bookies_of
 
 _LOG: Final = logging.getLogger(__name__)
 _READ_ONLY: Final = "readonly"

@@ -18,7 +18,7 @@ from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.varints import INT64_BYTES, read_varints
+from bk_spark.protocol.wire.v3.varints import INT64_BYTES, read_varints
 
 #: With shorter runs, numpy's fixed costs exceed the work. Very large frames are worth it, because it saves a copy.
 _RUN_MIN: Final = 8

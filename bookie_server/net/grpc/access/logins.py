@@ -14,9 +14,9 @@ from bk_spark.protocol.errors import UnauthorizedError
 from bk_spark.protocol.proto import sessions_pb2 as pb
 from bk_spark.protocol.wire.auth_frames import SESSIONS
 from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S, ConnectionAccess, FrontAccess
-from bookie_server.net.grpc.admission import certificate_of
+from bookie_server.net.grpc.access.admission import certificate_of
+from bookie_server.net.grpc.access.sessions import Sessions
 from bookie_server.net.grpc.calls import Context
-from bookie_server.net.grpc.sessions import Sessions
 
 
 class LoginService:

@@ -11,7 +11,7 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.machine import StartTimer
 from bk_spark.protocol.metadata.ledger_paths import LedgerManager
 from bookie_server.replication.actions import Children, ListChildren
-from bookie_server.replication.patience import patient
+from bookie_server.replication.auditing.patience import patient
 
 #: Reads for which a scan pauses at once.
 _READS_PER_PAUSE: Final = 100

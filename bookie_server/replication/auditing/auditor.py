@@ -33,7 +33,7 @@ from bookie_server.replication.actions import (
     StepFailed,
     Watch,
 )
-from bookie_server.replication.scans import BookieScan, ScanReport, ScanSettings, check_steps
+from bookie_server.replication.auditing.scans import BookieScan, ScanReport, ScanSettings, check_steps
 
 #: The pause before a scan that failed begins again.
 RETRY_PAUSE_MS: Final = 10_000

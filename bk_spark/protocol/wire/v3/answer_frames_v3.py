@@ -33,7 +33,7 @@ from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.wire.framing import LENGTH_BYTES
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.stored_rows import copied_size, put_stored
-from bk_spark.protocol.wire.varints import put_padded
+from bk_spark.protocol.wire.v3.varints import put_padded
 
 _U32: Final = struct.Struct(">I")
 _ONE_BYTE: Final = [bytes((value,)) for value in range(0x80)]

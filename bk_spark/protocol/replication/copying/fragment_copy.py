@@ -45,8 +45,8 @@ from bk_spark.protocol.replication.actions import (
     ThrottlePassed,
     WriteEntries,
 )
-from bk_spark.protocol.replication.copy_batches import Add, Batch, Writing
-from bk_spark.protocol.replication.copy_limits import CopyLimits, CopyResult
+from bk_spark.protocol.replication.copying.copy_batches import Add, Batch, Writing
+from bk_spark.protocol.replication.copying.copy_limits import CopyLimits, CopyResult
 from bk_spark.protocol.replication.fragments import Fragment
 from bk_spark.protocol.replication.known_entries import KnownEntries, KnownNeighbours
 from bk_spark.protocol.replication.verification import key_of, reason_of_answer, right_entries

@@ -20,7 +20,7 @@ from bk_spark.protocol.errors import InvalidArgumentError, WireFormatError
 from bk_spark.protocol.wire.answers_v2 import ReadAnswer
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
-from bk_spark.protocol.wire.varints import INT64_BYTES, padded, put_padded
+from bk_spark.protocol.wire.v3.varints import INT64_BYTES, padded, put_padded
 
 #: The priority that Apache's client sends for recovery traffic. Any value above 0 counts as high.
 HIGH_PRIORITY: Final = 100
