@@ -36,6 +36,7 @@ class Code(enum.IntEnum):
 
     @property
     def v3(self) -> int:
+        """The number in a v3 answer."""
         return _V3_OF_CODE[self]
 
     @property
@@ -49,10 +50,12 @@ class Code(enum.IntEnum):
 
     @classmethod
     def from_v3(cls, status: int) -> Code:
+        """Return the code for a number of protobuf's ``StatusCode``. An unknown number counts as BAD_REQUEST."""
         return _CODE_OF_V3.get(status, Code.BAD_REQUEST)
 
     @classmethod
     def from_v2(cls, code: int) -> Code:
+        """Return the code of a v2 answer. An unknown number counts as BAD_REQUEST."""
         return _CODE_OF_V2.get(code) or Code.BAD_REQUEST if code else _OK
 
 
@@ -75,6 +78,8 @@ _CODE_OF_V3: Final = {status: code for code, status in _V3_OF_CODE.items()}
 
 
 class OpV2(enum.IntEnum):
+    """Operations of the v2 protocol, by their opcode in the header."""
+
     ADD = 1
     READ = 2
     AUTH = 3
@@ -82,6 +87,8 @@ class OpV2(enum.IntEnum):
 
 
 class FlagV2(enum.IntFlag):
+    """Flags in the header of a v2 request. FENCING belongs to reads, RECOVERY_ADD to adds, HIGH_PRIORITY to both."""
+
     NONE = 0
     FENCING = 1
     RECOVERY_ADD = 2

@@ -46,6 +46,8 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Succeeded(Generic[R_co]):
+    """The machine ended with ``result``."""
+
     result: R_co
 
 
@@ -73,6 +75,8 @@ class StopTimer:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
+    """The time of the timer ``name`` is over."""
+
     name: Hashable
 
 
@@ -87,13 +91,17 @@ class Machine(Protocol[A_co, E_contra, R_co]):
     """The contract described in the module docstring."""
 
     @property
-    def outcome(self) -> Succeeded[R_co] | EndedBy | None: ...
+    def outcome(self) -> Succeeded[R_co] | EndedBy | None:
+        """None until the machine ends. It never changes afterwards."""
 
-    def take_actions(self) -> Sequence[A_co]: ...
+    def take_actions(self) -> Sequence[A_co]:
+        """Return what to do now, in order. Each action is returned once."""
 
-    def handle(self, event: E_contra, /) -> None: ...
+    def handle(self, event: E_contra, /) -> None:
+        """Report an event. New actions may be available afterwards."""
 
-    def fail(self, error: Exception, /) -> None: ...
+    def fail(self, error: Exception, /) -> None:
+        """Report an error for which the machine has no event."""
 
 
 class StepMachine(Generic[A, E, R]):
@@ -109,14 +117,17 @@ class StepMachine(Generic[A, E, R]):
         self._go(lambda: next(steps))
 
     def take_actions(self) -> list[A]:
+        """Return the action that the generator yielded last, if it was not returned before."""
         action, self._action = self._action, None
         return [] if action is None else [action]
 
     def handle(self, event: E) -> None:
+        """Send the event into the generator. Ignored after the end."""
         if self.outcome is None:
             self._go(lambda: self._steps.send(event))
 
     def fail(self, error: Exception) -> None:
+        """Raise the error inside the generator, at the action it waits for. Ignored after the end."""
         if self.outcome is None:
             self._go(lambda: self._steps.throw(error))
 

@@ -35,6 +35,7 @@ class EntryRun:
 
     @property
     def last(self) -> int:
+        """The id of the last entry of the run. One less than ``first`` if there are no payloads."""
         return self.first + len(self.payloads) - 1
 
 
@@ -70,14 +71,17 @@ class EntryOrder:
     # --- the contract ---
 
     def take_actions(self) -> list[StartTimer | StopTimer]:
+        """Return the timers to start and stop since the last call."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: TimerFired) -> None:
+        """Let a wait fail whose gap timer has fired. Its next :meth:`waits` raises EntryGapError."""
         if isinstance(event.name, GapTimer) and event.name.wait_id in self._waits:
             self._too_late[event.name.wait_id] = self.gap_error(self._waits.pop(event.name.wait_id))
 
     def fail(self, error: Exception) -> None:
+        """End with the error that ended the ledger's writer. From now on every :meth:`waits` raises it."""
         self.outcome = EndedBy(error)
 
     # --- waiting for lower ids ---

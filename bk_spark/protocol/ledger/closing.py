@@ -88,10 +88,12 @@ class LedgerClosing:
         self._write(metadata, version)
 
     def take_actions(self) -> list[MetadataAction]:
+        """Return the reads and writes of metadata to perform since the last call. At most one is under way."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: MetadataEvent) -> None:
+        """Take the store's answer to the last action, and decide as the module's table says."""
         if self.outcome is not None:
             return
         match event:
@@ -107,6 +109,7 @@ class LedgerClosing:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
+        """End with this error. Whether the ledger is closed is then unknown. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

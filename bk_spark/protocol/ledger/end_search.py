@@ -80,6 +80,7 @@ class ReadEntry:
 
     @property
     def request_id(self) -> tuple[int, str, int]:
+        """Names the read's timer, and the read in a StopRequest."""
         return self.attempt, self.bookie_id, self.entry_id
 
 
@@ -118,6 +119,8 @@ SearchEvent = EntryRead | EntryFailed | TimerFired
 
 
 class SearchState(enum.Enum):
+    """How far a search has come. The values are words for logs and errors."""
+
     FENCING = "fencing"
     READING = "reading forward"
     READING_LENGTH = "reading the length"
@@ -181,6 +184,7 @@ class EndSearch:
             self._read(bookie_id, LAST_ENTRY, Purpose.FENCE)
 
     def take_actions(self) -> list[SearchAction]:
+        """Return the new reads and timers, in order, and the answers to report as unclear."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -196,6 +200,8 @@ class EndSearch:
             self._ask_ahead()
 
     def handle(self, event: SearchEvent) -> None:
+        """Take a bookie's answer, or its timeout. Answers to another attempt, and all but a bookie's first one, do not
+        count."""
         if isinstance(event, TimerFired):
             self._on_timeout(event)
             return
@@ -211,6 +217,7 @@ class EndSearch:
                 self._on_answer(bookie_id, entry_id, answer, entry)
 
     def fail(self, error: Exception) -> None:
+        """End the search without a result. Ignored after the end."""
         if self.outcome is None:
             self.state = SearchState.ENDED
             self.outcome = EndedBy(error)

@@ -33,4 +33,5 @@ class Forces:
         return length
 
     def clear(self) -> None:
+        """Forget all requests, because the writer ended. Later syncs confirm nothing."""
         self._missing.clear()

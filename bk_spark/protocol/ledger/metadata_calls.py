@@ -28,6 +28,8 @@ class CompareAndSet:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFound:
+    """The answer to :class:`ReadMetadata`. ``version`` is that of the znode, for the next compare-and-set."""
+
     metadata: LedgerMetadata
     version: int
 
@@ -42,6 +44,8 @@ class MetadataWritten:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
+    """A read or a compare-and-set failed. NoSuchLedgerError: the ledger does not exist. Most others are retriable."""
+
     error: BookKeeperError
 
     @property

@@ -73,6 +73,8 @@ class ForWriteBacks:
 
 @dataclass(frozen=True, slots=True)
 class ToldWriteBacks:
+    """An event of the writer of write-backs of search ``attempt``. Ignored if another search has begun."""
+
     attempt: int
     event: WriterEvent
 
@@ -87,6 +89,8 @@ class AwaitConnections:
 
 @dataclass(frozen=True, slots=True)
 class WriteBacksReady:
+    """The answer to :class:`AwaitConnections`."""
+
     attempt: int
 
 
@@ -151,10 +155,12 @@ class LedgerRecovery:
         self._actions: list[RecoveryAction] = [ReadMetadata()]
 
     def take_actions(self) -> list[RecoveryAction]:
+        """Return the new actions of the recovery, of its search and of its writer."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: RecoveryEvent) -> None:
+        """Take an event of the recovery, of its search or of its writer. Ignored after the end."""
         if self.outcome is not None:
             return
         match event:
@@ -178,6 +184,7 @@ class LedgerRecovery:
         self._advance()
 
     def fail(self, error: Exception) -> None:
+        """End with this error. The ledger stays IN_RECOVERY if it was marked, so any client may recover it again."""
         self._end(EndedBy(error))
 
     # --- metadata ---

@@ -32,11 +32,15 @@ class TryBookie:
 
 @dataclass(frozen=True, slots=True)
 class BookiePicked:
+    """The answer to :class:`PickBookie`. If no bookie is left, ``fail`` reports NotEnoughBookiesError instead."""
+
     bookie_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class BookieTried:
+    """The answer to :class:`TryBookie`. ``works``: it answered in time."""
+
     works: bool
 
 

@@ -72,6 +72,8 @@ CLOSED_TEXT: Final = "close() or abandon() was called on this handle; it accepts
 
 
 class WriterState(enum.Enum):
+    """The states in the module's table."""
+
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
@@ -149,10 +151,12 @@ class LedgerWriter:
     # --- the contract ---
 
     def take_actions(self) -> list[WriterAction]:
+        """Return the new actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: WriterEvent) -> None:
+        """Take an event. Ignored after the end. While the ledger is closing, only answers about metadata count."""
         if self.outcome is not None:
             return
         if self.state is WriterState.CLOSING:

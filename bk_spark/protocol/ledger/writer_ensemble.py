@@ -71,6 +71,8 @@ ChangeEvent = BookiesChosen | NoBookies | BookiesChanged | MetadataEvent | Timer
 
 
 class ChangeState(enum.Enum):
+    """The states in the module's table. The values are words for logs."""
+
     NONE = "no change under way"
     CHOOSING = "choosing bookies"
     CHANGING = "changing the metadata"
@@ -146,6 +148,7 @@ class WriterEnsemble:
         return [self.members[index] for index in self.metadata.quorum.write_set(entry_id)]
 
     def take_actions(self) -> list[WriterAction]:
+        """Return the new actions of searches and changes. The writer adds them to its own."""
         actions, self._actions = self._actions, []
         return actions
 

@@ -35,6 +35,7 @@ class Cookie:
     index_directories: str | None = None
 
     def encode(self) -> bytes:
+        """Return the cookie as text of version 5, for the znode and for ``VERSION`` files."""
         message = pb.CookieFormat(
             bookieHost=self.bookie_id, journalDir=self.journal_directories, ledgerDirs=self.ledger_directories
         )

@@ -61,6 +61,7 @@ class LedgerManager(enum.Enum):
 
     @property
     def factory_class(self) -> str:
+        """The Java class that LAYOUT names."""
         return _PACKAGE + _FACTORIES[self]
 
     @property

@@ -32,6 +32,8 @@ class MetadataServiceUri:
 
     @classmethod
     def parse(cls, text: str) -> MetadataServiceUri:
+        """Parse a URI. Raises InvalidArgumentError, which says what is wrong. The default port is 2181, the root
+        ``/ledgers``."""
         match = _URI.fullmatch(text.strip())
         if match is None:
             raise InvalidArgumentError(

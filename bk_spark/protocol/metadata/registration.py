@@ -39,6 +39,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class BookieServiceInfo:
+    """What a bookie says of itself: where it listens, and free properties."""
+
     endpoints: Sequence[Endpoint]
     properties: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,6 +49,7 @@ class BookieServiceInfo:
         return next((endpoint for endpoint in self.endpoints if endpoint.protocol == protocol), None)
 
     def encode(self) -> bytes:
+        """Return the content of the registration znode. Equal infos have equal content."""
         message = pb.BookieServiceInfoFormat(properties=dict(self.properties))
         for endpoint in self.endpoints:
             message.endpoints.add(

@@ -84,6 +84,7 @@ class RepairFailure:
     attempts: int
 
     def encode(self) -> bytes:
+        """Return the content of the znode. A long reason is cut off."""
         return _REASON + f"{self.attempts}\n{self.reason[:MAX_REASON_CHARACTERS]}".encode()
 
     @classmethod

@@ -72,10 +72,12 @@ class UnderReplicationPaths:
 
     @property
     def base(self) -> str:
+        """The parent of all of them."""
         return f"{self.root}/underreplication"
 
     @property
     def layout(self) -> str:
+        """The znode that names the format. Another format is refused."""
         return f"{self.base}/LAYOUT"
 
     @property
@@ -85,18 +87,22 @@ class UnderReplicationPaths:
 
     @property
     def locks(self) -> str:
+        """The parent of the locks of ledgers under repair."""
         return f"{self.base}/locks"
 
     @property
     def workers(self) -> str:
+        """The parent of the sessions of replication workers."""
         return f"{self.base}/workers"
 
     @property
     def collectors(self) -> str:
+        """The parent of the sessions of garbage collectors."""
         return f"{self.base}/collectors"
 
     @property
     def election(self) -> str:
+        """The znode that names the auditor, and the parent of the votes."""
         return f"{self.base}/auditorelection"
 
     @property
@@ -106,10 +112,12 @@ class UnderReplicationPaths:
 
     @property
     def disable(self) -> str:
+        """The switch that stops all replication while it exists."""
         return f"{self.base}/disable"
 
     @property
     def recovery_delay(self) -> str:
+        """How long the auditor waits before it marks the ledgers of a lost bookie."""
         return f"{self.base}/lostBookieRecoveryDelay"
 
     def mark(self, ledger_id: int) -> str:
@@ -125,6 +133,7 @@ class UnderReplicationPaths:
         return f"{self.locks}/{_leaf(ledger_id)}"
 
     def check_time(self, check: PeriodicCheck) -> str:
+        """Return where the auditor notes when it last did this check."""
         return f"{self.base}/{check.value}"
 
 
@@ -189,6 +198,7 @@ class Mark:
     problem: str | None = None
 
     def encode(self) -> bytes:
+        """Return the content of the znode. ``version`` and ``problem`` are not part of it."""
         return _text(pb.UnderreplicatedLedgerFormat(replica=self.missing, ctime=self.ctime_ms))
 
     @classmethod

@@ -33,6 +33,8 @@ class Znode:
 
 @dataclass(frozen=True, slots=True)
 class CreateOp:
+    """The transaction creates ``path``. It fails if ``path`` exists, or its parent does not."""
+
     path: str
     data: bytes = b""
     ephemeral: bool = False
@@ -40,6 +42,8 @@ class CreateOp:
 
 @dataclass(frozen=True, slots=True)
 class SetOp:
+    """The transaction replaces the content of ``path``. It fails if ``path`` does not have ``version``. -1 is any."""
+
     path: str
     data: bytes
     version: int
@@ -47,6 +51,8 @@ class SetOp:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOp:
+    """The transaction deletes ``path``. It fails if ``path`` has children or does not have ``version``. -1 is any."""
+
     path: str
     version: int = -1
 

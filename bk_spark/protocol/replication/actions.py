@@ -111,6 +111,8 @@ class BookiesFound:
 
 @dataclass(frozen=True, slots=True)
 class LastAddConfirmed:
+    """The answer to :class:`ReadLastAddConfirmed`. -1: no entry is confirmed."""
+
     last_add_confirmed: int
 
 
@@ -189,6 +191,8 @@ class AskPace:
 
 @dataclass(frozen=True, slots=True)
 class PacePassed:
+    """The batch of this :class:`AskPace` may be read now."""
+
     request_id: int
 
 
@@ -208,6 +212,8 @@ class AskThrottle:
 
 @dataclass(frozen=True, slots=True)
 class ThrottlePassed:
+    """The entries of this :class:`AskThrottle` may be written now."""
+
     request_id: int
 
 

@@ -25,6 +25,8 @@ class ListEntries:
 
 @dataclass(frozen=True, slots=True)
 class EntriesListed:
+    """The answer to :class:`ListEntries`."""
+
     request_id: int
     entries: EntryAvailability
 
@@ -51,10 +53,13 @@ class EntryLists:
         self._end_if_answered()
 
     def take_actions(self) -> list[ListEntries | StartTimer | StopTimer | StopRequest]:
+        """Return the questions, which come with the first call, and later the timers and requests to stop."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: EntriesListed | RequestFailed | TimerFired) -> None:
+        """Take a bookie's list, its error or its timeout. The last one ends the machine. It never fails because of a
+        bookie."""
         match event:
             case EntriesListed(request_id, entries) if request_id in self._asked:
                 self._lists[self._ended(request_id)] = entries
@@ -68,6 +73,7 @@ class EntryLists:
         self._end_if_answered()
 
     def fail(self, error: Exception) -> None:
+        """End without the lists. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

@@ -33,6 +33,7 @@ class Fragment:
 
     @property
     def entry_ids(self) -> range:
+        """The ids of all entries, of whichever position."""
         return range(self.first_entry_id, self.last_entry_id + 1)
 
     def series(self, positions: Collection[int]) -> Iterator[range]:

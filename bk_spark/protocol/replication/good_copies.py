@@ -36,4 +36,5 @@ class GoodCopies:
             self.copies.update(copy_of(fragment, position) for position in positions)
 
     def clear(self) -> None:
+        """Forget all copies, because time has passed in which they may have become bad."""
         self.copies.clear()

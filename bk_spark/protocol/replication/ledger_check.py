@@ -141,10 +141,12 @@ class LedgerCheck:
         self._fill()
 
     def take_actions(self) -> list[RequestAction]:
+        """Return the new reads, timers and stops, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: RequestEvent) -> None:
+        """Take an answer, and ask on. A failure or a timeout leaves the copy unknown."""
         match event:
             case EntriesRead(request_id):
                 self._on_answer(request_id, event)
@@ -156,6 +158,7 @@ class LedgerCheck:
         self._fill()
 
     def fail(self, error: Exception) -> None:
+        """End without a result. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 
@@ -253,4 +256,5 @@ def _entries_at_once(average_bytes: float) -> int:
 
 
 def copy_of(fragment: Fragment, position: int) -> Copy:
+    """Return what identifies a copy: the first and last entry of its fragment, its position, and its bookie."""
     return fragment.first_entry_id, fragment.last_entry_id, position, fragment.ensemble[position]

@@ -148,16 +148,20 @@ class LedgerRepair:
 
     @property
     def outcome(self) -> Succeeded[RepairResult] | EndedBy | None:
+        """None until the repair ends."""
         return self._steps.outcome
 
     def take_actions(self) -> list[RepairAction]:
+        """Return the new actions of the repair, or of the check or copy that it runs."""
         return self._steps.take_actions()
 
     def handle(self, event: RepairEvent) -> None:
+        """Take an event. A late answer to a check or copy that has ended is ignored."""
         if self._steps.nested or isinstance(event, _SINGLE_EVENTS) or event == TimerFired(_GRACE):
             self._steps.handle(event)
 
     def fail(self, error: Exception) -> None:
+        """Report an error of an action without ``request_id``. Some are decided here, all others end the repair."""
         self._steps.fail(error)
 
     # --- the steps ---

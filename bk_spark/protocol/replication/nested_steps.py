@@ -27,6 +27,7 @@ class NestedSteps(Generic[A, E, R]):
 
     @property
     def outcome(self) -> Succeeded[R] | EndedBy | None:
+        """None until the generator returns or raises."""
         return self._steps.outcome
 
     @property
@@ -35,14 +36,17 @@ class NestedSteps(Generic[A, E, R]):
         return self._machine is not None
 
     def take_actions(self) -> list[A]:
+        """Return the new actions of the generator, or of the machine that it runs."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: E) -> None:
+        """Pass the event to the machine that runs, else to the generator."""
         (self._machine or self._steps).handle(event)
         self._advance()
 
     def fail(self, error: Exception) -> None:
+        """Pass the error to the machine that runs, else raise it inside the generator."""
         (self._machine or self._steps).fail(error)
         self._advance()
 

@@ -12,6 +12,7 @@ from bk_spark.protocol.replication.fragments import Fragment
 def fragment_problem(
     fragment: Fragment, positions: Collection[int], reason: str, unreadable: tuple[int, ...] = ()
 ) -> FragmentProblem:
+    """Return the problem of a fragment whose copies at ``positions`` could not be repaired."""
     bookies = tuple(fragment.ensemble[position] for position in sorted(positions))
     return FragmentProblem(fragment.first_entry_id, fragment.last_entry_id, bookies, reason, unreadable)
 
@@ -24,6 +25,7 @@ def summary(problems: list[FragmentProblem]) -> str:
 
 
 def entry_of(error: BookKeeperError) -> tuple[int, ...]:
+    """Return the entry that a recovery could not read, or nothing. The next repair reads it first."""
     known = isinstance(error, EntryUnknownError) and error.entry_id is not None
     return (error.entry_id,) if known and error.entry_id is not None else ()
 

@@ -104,6 +104,7 @@ class PrefixPackager(ABC):
 
     @property
     def overhead_bytes(self) -> int:
+        """See :attr:`Packager.overhead_bytes`: the prefix and the digest."""
         return self._prefix_bytes + self._digest_bytes
 
     def package(
@@ -113,6 +114,7 @@ class PrefixPackager(ABC):
         length_before: int,
         payloads: Payloads | Sequence[Buffer],
     ) -> AddFrames:
+        """See :meth:`Packager.package`. Computes all prefixes and digests at once, with numpy."""
         if isinstance(payloads, Payloads):
             sizes = payloads.sizes
         else:
@@ -184,6 +186,7 @@ class EntryPackager(PrefixPackager):
         length_before: int,
         payloads: Payloads | Sequence[Buffer],
     ) -> AddFrames:
+        """See :meth:`Packager.package`. Packs a few entries one by one, which is quicker."""
         if len(payloads) > _FEW:
             return super().package(first_entry_id, last_add_confirmed, length_before, payloads)
         parts: list[Buffer] = []

@@ -258,6 +258,7 @@ class Receiving:
         return frames
 
     def clear(self) -> None:
+        """Drop what was received, because the connection ends. Its memory is free then."""
         self._rest, self._large, self.large_frame_bytes = b"", None, 0
 
 

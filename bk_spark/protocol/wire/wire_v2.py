@@ -121,6 +121,8 @@ class ReadRun:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
+    """A BATCH_READ request. ``master_key`` comes with FENCING only."""
+
     version: int
     flags: int
     master_key: bytes | None
@@ -133,6 +135,8 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
+    """An AUTH request. ``body`` is an ``AuthMessage`` that is not parsed yet."""
+
     version: int
     body: memoryview
 
@@ -348,6 +352,7 @@ def batch_read_answer(request: BatchRead, code: Code, records_bytes: int = 0) ->
 
 
 def auth_answer(version: int, body: bytes) -> bytes:
+    """Return an AUTH frame with ``body``, an ``AuthMessage``. Requests look alike."""
     header = _HEADER.pack(header_int(OpV2.AUTH, version=version))
     return _HEADER.pack(len(header) + len(body)) + header + body
 
@@ -375,6 +380,8 @@ def read_requests(ledger_id: int, entry_ids: Int64s | Sequence[int], flags: int 
 def batch_read_request(
     ledger_id: int, first_entry_id: int, request_id: int, max_count: int, max_size_bytes: int
 ) -> bytes:
+    """Return a BATCH_READ request. ``max_count`` of 0 is any number. ``max_size_bytes`` includes the answer's header,
+    but a bookie returns at least one entry."""
     header = header_int(OpV2.BATCH_READ)
     return _HEADER.pack(_BATCH_READ_BYTES) + _BATCH_READ.pack(
         header, ledger_id, first_entry_id, request_id, max_count, max_size_bytes

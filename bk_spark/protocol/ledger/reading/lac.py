@@ -84,6 +84,7 @@ class LacRead:
         self._actions.append(StartTimer(_TIMEOUT, timeout_ms))
 
     def take_actions(self) -> list[AskLac | StartTimer]:
+        """Return the questions to bookies and the timer. All come with the first call."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -99,6 +100,7 @@ class LacRead:
                     self._hear(bookie_id, LacAnswer(Answer.UNKNOWN, reason=NO_ANSWER))
 
     def fail(self, error: Exception) -> None:
+        """End without a LAC. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

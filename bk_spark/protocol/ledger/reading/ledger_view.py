@@ -32,6 +32,7 @@ class LedgerView:
 
     @property
     def closed(self) -> bool:
+        """Whether ``last_add_confirmed`` is the ledger's final end."""
         return self.metadata.state is LedgerState.CLOSED
 
     def learn_metadata(self, metadata: LedgerMetadata) -> None:
@@ -59,6 +60,7 @@ class LedgerView:
             raise self.beyond(last)
 
     def beyond(self, entry_id: int) -> NoSuchEntryError:
+        """Return the error of a read of ``entry_id``, which lies beyond the LAC."""
         return NoSuchEntryError(
             f"entry {entry_id} lies beyond the last add confirmed, {self.last_add_confirmed}",
             ledger_id=self.ledger_id,

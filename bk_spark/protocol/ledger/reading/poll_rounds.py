@@ -20,6 +20,8 @@ _MAX_FAILURE_PAUSE_MS: Final = 5_000
 
 @dataclass(slots=True)
 class Poll:
+    """A long poll under way. It is slow, and gets a second one beside it, after ``slow_after_ms``."""
+
     bookie_id: str
     previous_lac: int
     slow_after_ms: int
@@ -55,6 +57,7 @@ class PollRounds:
 
     @property
     def has_quiet(self) -> bool:
+        """Whether a bookie of this round answered without news. Then the round may end before all have answered."""
         return bool(self._quiet)
 
     @property
@@ -63,6 +66,7 @@ class PollRounds:
         return "; ".join(f"{bookie} {reason}" for bookie, reason in self._failed.items())
 
     def on_news(self) -> None:
+        """Record a higher LAC. The next round begins at once, with the first bookie."""
         self._turn = self._quiet_rounds = self.failed_rounds = 0
         self._begin()
 
@@ -76,6 +80,7 @@ class PollRounds:
             self._quiet.add(bookie_id)
 
     def on_failure(self, bookie_id: str, reason: str) -> None:
+        """Record that a bookie did not answer, or answered with an error. ``reason`` is for an error's text."""
         self._suspects.add(bookie_id)
         self._failed[bookie_id] = reason
 

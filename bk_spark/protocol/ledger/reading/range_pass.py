@@ -168,6 +168,7 @@ class RangePass:
         self._fill()
 
     def take_actions(self) -> list[Action]:
+        """Return the new requests, timers and stops, in order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -202,6 +203,7 @@ class RangePass:
                 self._on_timer(request_id)
 
     def fail(self, error: Exception) -> None:
+        """End the pass with this error. Blocks that were not taken are lost."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

@@ -58,6 +58,7 @@ class EntryRanges:
 
     @classmethod
     def of(cls, ranges: Iterable[EntryRange]) -> EntryRanges:
+        """Return the ranges as columns. Their order stays."""
         values = [(one.ledger_id, one.first, one.last - one.first + 1, one.size_bytes) for one in ranges]
         return cls(*np.array(values, dtype=np.int64).reshape(-1, 4).T)
 

@@ -28,7 +28,8 @@ class Speculation:
 class Suspects(Protocol):
     """Bookies that failed or were slow lately, and are asked last. A plain set of ids fits."""
 
-    def add(self, bookie_id: str, /) -> None: ...
+    def add(self, bookie_id: str, /) -> None:
+        """Note that a bookie failed or was slow."""
 
     def __contains__(self, bookie_id: object, /) -> bool: ...
 

@@ -83,6 +83,7 @@ class RangeReader:
         self._begin()
 
     def take_actions(self) -> list[Action]:
+        """Return the new actions of the reader and of its pass."""
         actions, self._actions = self._actions, []
         if self._pass is not None:
             actions += self._pass.take_actions()
@@ -101,6 +102,7 @@ class RangeReader:
         return block
 
     def handle(self, event: Event) -> None:
+        """Take an event of the pass, or the metadata read between passes. Ignored after the end."""
         if self.outcome is not None:
             return
         match event:
@@ -121,6 +123,7 @@ class RangeReader:
                 self._look()
 
     def fail(self, error: Exception) -> None:
+        """End with this error, without another pass. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

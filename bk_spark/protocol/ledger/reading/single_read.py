@@ -39,10 +39,12 @@ class SingleRead:
             self._actions.append(ReadEntries(0, self._bookie_id, range(entry_id, entry_id + 1)))
 
     def take_actions(self) -> list[ReadEntries | StartTimer]:
+        """Return the request and its timer. There are no other actions."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: EntriesRead | RequestFailed | TimerFired) -> None:
+        """End with the entry, or with None after any other event."""
         if self.outcome is not None:
             return
         entry = self._entry(event) if isinstance(event, EntriesRead) else None
@@ -51,6 +53,7 @@ class SingleRead:
         self.outcome = Succeeded(entry)
 
     def fail(self, error: Exception) -> None:
+        """End with this error. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

@@ -138,6 +138,7 @@ class LedgerTail:
         return self._started and not self._reading and self.outcome is None
 
     def take_actions(self) -> list[Action]:
+        """Return the new actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -147,6 +148,7 @@ class LedgerTail:
         self._time_the_wait()
 
     def handle(self, event: Event) -> None:
+        """Take an event. Ignored after the end, as are answers to polls that were stopped."""
         if self.outcome is not None:
             return
         match event:
@@ -187,6 +189,7 @@ class LedgerTail:
         self._time_the_wait()
 
     def fail(self, error: Exception) -> None:
+        """End with this error, without a retry. Ignored after the end."""
         if self.outcome is None:
             self._end(EndedBy(error))
 

@@ -208,6 +208,7 @@ class Rows:
         return Spans(begins, span.sizes[entries.chosen]), entries.metadata.present(field)[entries.chosen]
 
     def value(self) -> pa.Array:
+        """The payloads. A message with a null value (a tombstone) is null."""
         entries, messages = self._entries, self._messages
         begins = self._merged(entries.payload_begins, messages.value_begins)
         sizes = self._merged(entries.payload_ends - entries.payload_begins, messages.value_sizes)
@@ -223,6 +224,7 @@ class Rows:
         return found, self._merged(present, fields.present(of_message))
 
     def key(self) -> pa.Array:
+        """The keys, decoded if they are in base64. Null without a key, and for a null key."""
         entries, fields = self._entries, self._messages.fields
         span, there = self._bytes(MetadataField.PARTITION_KEY, SingleField.PARTITION_KEY)
         null, encoded = (
@@ -236,13 +238,17 @@ class Rows:
         return base64_decoded(found, encoded) if encoded.any() else found
 
     def ordering_key(self) -> pa.Array:
+        """The keys by which ``Key_Shared`` subscriptions share. Null without one."""
         span, there = self._bytes(MetadataField.ORDERING_KEY, SingleField.ORDERING_KEY)
         return gathered(self._entries.words.data, span.begins, span.sizes, there)
 
     def topic(self) -> pa.Array:
+        """The full name, of the partition."""
         return pa.repeat(pa.scalar(self._topic.full, pa.string()), len(self))
 
     def message_id(self) -> pa.Array:
+        """The message ids, as Java's ``MessageId.toByteArray()``. The id of a chunked message names its first chunk,
+        too."""
         entries = self._entries
         partition = self._topic.partition_index
         sizes = np.where(entries.is_batch, entries.counts, 0)
@@ -261,18 +267,22 @@ class Rows:
         return found
 
     def publish_time(self) -> pa.Array:
+        """When the producer sent the entry, by its clock."""
         return _times(self._entries.metadata.number(MetadataField.PUBLISH_TIME)[self._of_entries()])
 
     def event_time(self) -> pa.Array:
+        """The time that the producer set for the message. Null without one, which Pulsar writes as 0."""
         found = self._number(MetadataField.EVENT_TIME, SingleField.EVENT_TIME)
         return _times(found, found > 0)
 
     def deliver_at(self) -> pa.Array:
+        """When a delayed message is due. Null for others."""
         metadata, which = self._entries.metadata, self._of_entries()
         field = MetadataField.DELIVER_AT_TIME
         return _times(metadata.number(field)[which], metadata.present(field)[which])
 
     def encryption(self) -> pa.Array:
+        """What is needed to decrypt ``value``. Null for messages that are not encrypted."""
         entries, which = self._entries, self._of_entries()
         there = encrypted_entries(entries.metadata)[which]
         if not there.any():
@@ -283,6 +293,8 @@ class Rows:
         return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
     def properties(self) -> pa.Array:
+        """Maps of text to text. Of equal keys in one message the last one counts. Raises the error of a malformed
+        entry."""
         rows, pairs = self._pairs()
         if not len(rows):
             none = pa.array([], pa.string())
@@ -325,9 +337,11 @@ class Rows:
         return rows[order], Spans(begins[order], sizes[order])
 
     def ledger_id(self) -> pa.Array:
+        """The ledger of the entry. A chunked message is where its last chunk is."""
         return pa.array(self._entries.ledger_ids[self._owners], pa.int64())
 
     def entry_id(self) -> pa.Array:
+        """The entry. A chunked message is where its last chunk is."""
         return pa.array(self._entries.entry_ids[self._owners], pa.int64())
 
     def _index_in_batch(self) -> Int64s:
@@ -339,16 +353,20 @@ class Rows:
         return found
 
     def batch_index(self) -> pa.Array:
+        """The number of the message in its batch, from 0. Null if it is in none."""
         return _fixed(pa.int32(), self._index_in_batch().astype(np.int32), self._of_batch)
 
     def partition(self) -> pa.Array:
+        """The number of the partition. Null if the topic has no partitions."""
         return pa.repeat(pa.scalar(self._topic.partition_index, pa.int32()), len(self))
 
     def sequence_id(self) -> pa.Array:
+        """The producer's number of the message, as Java's signed long."""
         found = self._number(MetadataField.SEQUENCE_ID, SingleField.SEQUENCE_ID)
         return pa.array(found.view(np.int64), pa.int64())
 
     def producer_name(self) -> pa.Array:
+        """The name of the producer. Empty if the entry has none."""
         if not len(self):
             return pa.array([], pa.string())
         first, last = int(self._owners[0]), int(self._owners[-1])
@@ -359,6 +377,7 @@ class Rows:
         return names if len(names) == len(self) else names.take(pa.array(self._owners - first))
 
     def schema_version(self) -> pa.Array:
+        """The version of the message's schema. Null if it is absent or shorter than eight bytes."""
         span, _ = self._of_metadata(MetadataField.SCHEMA_VERSION)
         valid = span.sizes >= _VERSION_BYTES
         versions = np.zeros(len(valid), np.int64)
@@ -366,10 +385,12 @@ class Rows:
         return _fixed(pa.int64(), versions[self._owners], valid[self._owners])
 
     def broker_time(self) -> pa.Array:
+        """When the broker took the entry. Null if brokers do not add this."""
         found, present = self._of_broker(BrokerField.TIMESTAMP)
         return _times(found, present)
 
     def index(self) -> pa.Array:
+        """The number of the message in its topic or partition, from 0. Null if brokers do not add this."""
         # The broker counts messages, and notes the number of the last one.
         found, present = self._of_broker(BrokerField.INDEX)
         behind = self._entries.counts[self._owners] - 1 - self._index_in_batch()

@@ -36,6 +36,8 @@ class Writing:
 
 @dataclass(slots=True)
 class Add:
+    """Adds of some entries to one target, with the number of attempts so far."""
+
     writing: Writing
     target: str
     attempts: int = 1

@@ -43,6 +43,7 @@ class CopyRequest:
 
     @property
     def kind(self) -> tuple[str, bool, int, int]:
+        """Equal for like requests, whose times are compared."""
         return self.bookie_id, self.write, self.entries.bit_length(), self.size_bytes.bit_length()
 
 

@@ -128,10 +128,12 @@ class FragmentCopy:
         self._go_on()
 
     def take_actions(self) -> list[RequestAction]:
+        """Return the new requests, timers and stops, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: RequestEvent) -> None:
+        """Take an answer, and begin what it leaves room for. Ignored after the end."""
         if self.outcome is not None:
             return
         match event:
@@ -152,6 +154,7 @@ class FragmentCopy:
         self._go_on()
 
     def fail(self, error: Exception) -> None:
+        """End with this error. No position counts as copied then. Ignored after the end."""
         if self.outcome is None:
             self.outcome = EndedBy(error)
 

@@ -64,6 +64,7 @@ _STATUS_OF: Final = {code: varint(code.v3) for code in Code}
 
 
 def status(code: Code) -> pb.StatusCode:
+    """Return the code as the type that protobuf's message classes declare."""
     return cast("pb.StatusCode", code.v3)
 
 

@@ -52,6 +52,7 @@ def parse_response(body: Buffer) -> pb.Response:
 
 
 def request_header(operation: pb.OperationType, txn_id: int, *, high_priority: bool = False) -> pb.BKPacketHeader:
+    """Return the header of a request. With ``high_priority`` bookies answer it before others."""
     header = pb.BKPacketHeader(version=pb.VERSION_THREE, operation=operation, txnId=txn_id)
     if high_priority:
         header.priority = HIGH_PRIORITY
@@ -193,6 +194,7 @@ class LongPollAnswer:
 
 
 def long_poll_answer(response: pb.Response) -> LongPollAnswer:
+    """Parse the answer to a long poll. The entry in it is not verified."""
     body = response.readResponse
     code = response_code(response, body.status if response.HasField("readResponse") else None)
     max_lac = body.maxLAC if body.HasField("maxLAC") else None
