@@ -46,6 +46,11 @@ class LedgerHandles:
         deferred_sync: bool,
         ensemble: Sequence[str] | None = None,
     ) -> WriteHandle:
+        """Create a ledger and return its handle, connected to its bookies.
+
+        Raises NotEnoughBookiesError, InvalidArgumentError for an ``ensemble`` that does not fit the quorum, and the
+        errors of :meth:`LedgerStore.create`. If the handle cannot start, the ledger stays behind, open and empty.
+        """
         session = self.session
         if ensemble is None:
             ensemble = await session.services.choose_ensemble(quorum)

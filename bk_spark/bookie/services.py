@@ -101,12 +101,15 @@ class ClusterServices:
     async def create(
         self, metadata: LedgerMetadata, create_with: CreateWith | None, ledger_id: int | None = None
     ) -> tuple[int, StoredMetadata]:
+        """See :meth:`LedgerStore.create`."""
         return await self._call(self._store.create, metadata, create_with, ledger_id)
 
     async def read(self, ledger_id: int) -> StoredMetadata:
+        """Read a ledger's metadata, maybe old ones. Raises NoSuchLedgerError, MetadataFormatError."""
         return await self._call(self._store.read, ledger_id)
 
     async def read_latest(self, ledger_id: int) -> StoredMetadata:
+        """Do the same as :meth:`read`, after bringing ZooKeeper's server up to date."""
         return await self._call(self._store.read_latest, ledger_id)
 
     async def read_watched(self, ledger_id: int, on_change: Callable[[], None]) -> StoredMetadata:
@@ -128,12 +131,15 @@ class ClusterServices:
             raise
 
     async def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> StoredMetadata:
+        """Compare-and-set. See :meth:`LedgerStore.write`."""
         return await self._call(self._store.write, ledger_id, metadata, version)
 
     async def update(self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]) -> StoredMetadata:
+        """Read, change and compare-and-set until it succeeds. See :meth:`LedgerStore.update`."""
         return await self._call(self._store.update, ledger_id, change)
 
     async def delete(self, ledger_id: int) -> None:
+        """See :meth:`LedgerStore.delete`."""
         await self._call(self._store.delete, ledger_id)
 
     async def ledger_batches(self) -> AsyncIterator[list[int]]:
@@ -149,9 +155,11 @@ class ClusterServices:
         return await self._call(self._registry.bookies)
 
     async def address(self, bookie_id: str) -> tuple[str, int]:
+        """Return host and port of a registered bookie. Raises BookieUnavailableError."""
         return await self._call(self._registry.address, bookie_id)
 
     async def grpc_address(self, bookie_id: str) -> tuple[str, int]:
+        """Return host and port of a registered bookie's gRPC. Raises BookieUnavailableError, also if it serves none."""
         return await self._call(self._registry.grpc_address, bookie_id)
 
     async def choose_ensemble(self, quorum: Quorum) -> tuple[str, ...]:

@@ -51,12 +51,14 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         self._login_waits: asyncio.Future[None] | None = None
 
     def send(self, buffers: Iterable[memoryview | bytes]) -> None:
+        """Queue ``buffers``, which must not change afterwards. A closed connection drops them."""
         if self.closed:
             return
         self._queue.extend(memoryview(buffer) for buffer in buffers)
         self._feed()
 
     def close(self) -> None:
+        """Drop what is queued and reset the connection. Requests under way fail."""
         if self._transport is not None:
             self._transport.abort()
         self._lost()
@@ -97,6 +99,7 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
     # --- asyncio's side ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Prepare the socket. Called by the event loop, as the methods below."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=0)
@@ -105,6 +108,7 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Let requests under way fail. If the bookie may have refused the certificate, they fail with TlsError."""
         if self._refuses_certificate(exc) and not self.closed:
             self._tls_problem = reason_of(exc) if isinstance(exc, ssl.SSLError) else _CLOSED_EARLY
             _LOG.warning("the TLS connection to bookie %s broke: %s", self.bookie_id, self._tls_problem)
@@ -116,19 +120,24 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         return is_tls and (isinstance(exc, ssl.SSLError) or not self._heard_at)
 
     def pause_writing(self) -> None:
+        """Keep further buffers in the queue. If the bookie stays silent for ``silence_ms`` meanwhile, it counts as
+        dead."""
         self._paused = True
         loop = asyncio.get_running_loop()
         self._stalled = loop.call_later(self._limits.silence_ms / 1000, self._on_stalled)
 
     def resume_writing(self) -> None:
+        """Send what is queued."""
         self._paused = False
         self._stop_stall_timer()
         self._feed()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes belong. The size that asyncio suggests does not matter."""
         return self._receive.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Handle the frames that are complete now. Bytes that break the protocol close the connection."""
         self._heard_at = asyncio.get_running_loop().time()
         try:
             frames = self._receive.received(nbytes)

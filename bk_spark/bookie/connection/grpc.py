@@ -77,6 +77,7 @@ class GrpcConnection(ControlConnection, BatchReads):
     # --- requests ---
 
     def send(self, buffers: Iterable[memoryview | bytes]) -> None:
+        """Queue v2 ADD frames. What waits together becomes one batch."""
         if self.closed:
             return
         self._frames.extend(memoryview(buffer) for buffer in buffers)
@@ -86,6 +87,8 @@ class GrpcConnection(ControlConnection, BatchReads):
     async def read(
         self, ledger_id: int, entry_ids: range, *, flags: int = 0, key: bytes | None = None
     ) -> dict[int, ReadAnswer]:
+        """See :meth:`LedgerConnection.read`. Raises InvalidArgumentError if there are more entries than one
+        request may ask for."""
         if bool(flags & FlagV2.FENCING) != (key is not None):
             raise InvalidArgumentError("a fencing read needs the master key, and other reads must not have it")
         if len(entry_ids) > _MOST_READ or entry_ids.step < 0:
@@ -99,6 +102,7 @@ class GrpcConnection(ControlConnection, BatchReads):
         return await self._wait_for(request, PendingRead(ledger_id, entry_ids, future), len(entry_ids), future)
 
     async def batch_read(self, ledger_id: int, first: int, count: int, max_size_bytes: int) -> BatchReadAnswer:
+        """See :meth:`BatchReads.batch_read`. Every bookie with gRPC has batch reads."""
         request = pb.ReadRequest(
             ledger_id=ledger_id,
             first_entry_id=first,
@@ -127,6 +131,7 @@ class GrpcConnection(ControlConnection, BatchReads):
                 self._given_up(asked_at)
 
     async def read_lac(self, ledger_id: int) -> tuple[Code, bytes | None, bytes | None]:
+        """Call GetLastAddConfirmed. See :meth:`ControlConnection.read_lac`."""
         request = pb.GetLastAddConfirmedRequest(ledger_id=ledger_id)
         answer = await self.ask("GetLastAddConfirmed", request, pb.GetLastAddConfirmedAnswer)
         packet = answer.explicit_packet if answer.HasField("explicit_packet") else None
@@ -134,14 +139,17 @@ class GrpcConnection(ControlConnection, BatchReads):
         return Code.from_v3(answer.code), packet, last
 
     async def write_lac(self, ledger_id: int, packet: bytes, master_key: bytes) -> Code:
+        """Call SetLastAddConfirmed. See :meth:`ControlConnection.write_lac`."""
         request = pb.SetLastAddConfirmedRequest(ledger_id=ledger_id, master_key=master_key, packet=packet)
         return Code.from_v3((await self.ask("SetLastAddConfirmed", request, pb.SetLastAddConfirmedAnswer)).code)
 
     async def force(self, ledger_id: int) -> Code:
+        """Call Force. See :meth:`ControlConnection.force`."""
         answer = await self.ask("Force", pb.ForceRequest(ledger_id=ledger_id), pb.ForceAnswer)
         return Code.from_v3(answer.code)
 
     async def long_poll(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> LongPollAnswer:
+        """Call Tail. See :meth:`ControlConnection.long_poll`."""
         request = pb.TailRequest(ledger_id=ledger_id, previous_last_add_confirmed=previous_lac, timeout_ms=timeout_ms)
         answer = await self.ask("Tail", request, pb.TailAnswer, timeout_ms)
         code = Code.from_v3(answer.code)
@@ -151,11 +159,13 @@ class GrpcConnection(ControlConnection, BatchReads):
         return LongPollAnswer(code, previous_lac + 1, memoryview(answer.entry), max_lac)
 
     async def bookie_info(self) -> BookieInfo:
+        """Call GetInfo. See :meth:`ControlConnection.bookie_info`."""
         answer = await self.ask("GetInfo", pb.GetInfoRequest(), pb.GetInfoAnswer)
         self._check_code(answer.code, "bookie info", None)
         return BookieInfo(answer.total_disk_bytes, answer.free_disk_bytes)
 
     async def list_entries(self, ledger_id: int) -> EntryAvailability:
+        """Call ListEntries. See :meth:`ControlConnection.list_entries`."""
         answer = await self.ask("ListEntries", pb.ListEntriesRequest(ledger_id=ledger_id), pb.ListEntriesAnswer)
         self._check_code(answer.code, "list of entries", ledger_id)
         columns = zip(
@@ -325,9 +335,11 @@ class GrpcConnection(ControlConnection, BatchReads):
                 self.close()
 
     def close(self) -> None:
+        """Let requests under way fail. The channel is closed in the background."""
         self._lost()
 
     async def wait_closed(self) -> None:
+        """Wait until the calls have ended and the channel is closed."""
         if self._ending is not None:
             await asyncio.shield(self._ending)
 

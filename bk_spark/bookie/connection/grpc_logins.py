@@ -25,6 +25,7 @@ class GrpcDialogue(Dialogue):
 
     @property
     def bookie_id(self) -> str:
+        """The bookie of the connection."""
         return self._connection.bookie_id
 
     async def open(self) -> None:
@@ -44,6 +45,7 @@ class GrpcDialogue(Dialogue):
             raise problem
 
     async def ask(self, message: AuthMessage) -> AuthMessage:
+        """Send a message over the call. See :meth:`Dialogue.ask`."""
         if not self._is_needed:
             return AuthMessage(DISABLED, b"")
         problem: BookKeeperError
@@ -63,6 +65,7 @@ class GrpcDialogue(Dialogue):
         raise problem
 
     def end(self) -> None:
+        """Let each later call show the session. Raises WireFormatError if the bookie named none."""
         if not self._is_needed:
             return
         if not self._session:
@@ -71,6 +74,7 @@ class GrpcDialogue(Dialogue):
         self._connection.begin(self._hold())
 
     def close(self) -> None:
+        """Close the connection, and with it the call."""
         self._connection.close()
         # Whoever keeps the error keeps this, and the call would keep the channel.
         del self._call

@@ -59,6 +59,7 @@ class PendingBatchRead:
         self.future: asyncio.Future[Any] = future
 
     def on_answer(self, answer: pb.ReadAnswer, records: memoryview) -> bool:
+        """Take the answer. Returns True: it is the only one."""
         if not self.future.done():
             self.future.set_result(BatchReadAnswer(*self._asked, answer.request_id, Code.from_v3(answer.code), records))
         return True

@@ -150,6 +150,7 @@ class LedgerConnection(Connection):
         self._loss_listeners[ledger_id] = on_loss
 
     def unlisten(self, ledger_id: int) -> None:
+        """Drop the answers to adds of ``ledger_id`` from now on. Ignored if nobody listens."""
         self._add_listeners.pop(ledger_id, None)
         self._loss_listeners.pop(ledger_id, None)
 

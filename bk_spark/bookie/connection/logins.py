@@ -29,7 +29,8 @@ class Dialogue(Protocol):
     """
 
     @property
-    def bookie_id(self) -> str: ...
+    def bookie_id(self) -> str:
+        """The bookie's id, for errors and logs."""
 
     async def ask(self, message: AuthMessage) -> AuthMessage:
         """Send a message. Return the bookie's answer, of the plugin ``DISABLED`` if no login is needed.
@@ -53,9 +54,11 @@ class FramedDialogue(Dialogue):
 
     @property
     def bookie_id(self) -> str:
+        """The bookie of the connection."""
         return self._connection.bookie_id
 
     async def ask(self, message: AuthMessage) -> AuthMessage:
+        """Send an AUTH request and wait for its answer. See :meth:`Dialogue.ask`."""
         connection, v2 = self._connection, self._connection.is_v2
         connection.send([auth_request(message, v2=v2)])
         answer = auth_answer_of(await connection.login_frame(), v2=v2)
@@ -66,9 +69,11 @@ class FramedDialogue(Dialogue):
         return answer
 
     def end(self) -> None:
+        """Let requests begin. Raises WireFormatError if the bookie sent more than its answers."""
         self._connection.end_login()
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
 

@@ -44,6 +44,7 @@ class BookieConnection(LedgerConnection, BatchReads, FramedConnection):
     async def read(
         self, ledger_id: int, entry_ids: range, *, flags: int = 0, key: bytes | None = None
     ) -> dict[int, ReadAnswer]:
+        """Send READ requests for the entries. See :meth:`LedgerConnection.read`."""
         await self._enter(len(entry_ids))
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -65,6 +66,7 @@ class BookieConnection(LedgerConnection, BatchReads, FramedConnection):
                 self._given_up(asked_at)
 
     async def batch_read(self, ledger_id: int, first: int, count: int, max_size_bytes: int) -> BatchReadAnswer:
+        """Send a BATCH_READ request. See :meth:`BatchReads.batch_read`."""
         await self._enter(1)
         self._request_id += 1
         request_id = self._request_id

@@ -61,6 +61,7 @@ class BookieConnectionV3(ControlConnection, FramedConnection):
     async def read(
         self, ledger_id: int, entry_ids: range, *, flags: int = 0, key: bytes | None = None
     ) -> dict[int, ReadAnswer]:
+        """Send READ_ENTRY requests for the entries. See :meth:`LedgerConnection.read`."""
         fencing, urgent = bool(flags & FlagV2.FENCING), bool(flags & FlagV2.HIGH_PRIORITY)
         if fencing != (key is not None):
             raise InvalidArgumentError("a fencing read needs the master key, and other reads must not have it")
@@ -82,25 +83,30 @@ class BookieConnectionV3(ControlConnection, FramedConnection):
             return await group.future
 
     async def read_lac(self, ledger_id: int) -> tuple[Code, bytes | None, bytes | None]:
+        """Send READ_LAC. See :meth:`ControlConnection.read_lac`."""
         return wire_v3.lac_answer(await self._ask(lambda txn_id: wire_v3.read_lac_request(txn_id, ledger_id)))
 
     async def write_lac(self, ledger_id: int, packet: bytes, master_key: bytes) -> Code:
+        """Send WRITE_LAC. See :meth:`ControlConnection.write_lac`."""
         response = await self._ask(lambda txn_id: wire_v3.write_lac_request(txn_id, ledger_id, packet, master_key))
         answered = response.HasField("writeLacResponse")
         return wire_v3.response_code(response, response.writeLacResponse.status if answered else None)
 
     async def force(self, ledger_id: int) -> Code:
+        """Send FORCE_LEDGER. See :meth:`ControlConnection.force`."""
         response = await self._ask(lambda txn_id: wire_v3.force_ledger_request(txn_id, ledger_id))
         answered = response.HasField("forceLedgerResponse")
         return wire_v3.response_code(response, response.forceLedgerResponse.status if answered else None)
 
     async def long_poll(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> LongPollAnswer:
+        """Send READ_ENTRY with a previous LAC. See :meth:`ControlConnection.long_poll`."""
         response = await self._ask(
             lambda txn_id: wire_v3.long_poll_request(txn_id, ledger_id, previous_lac, timeout_ms), timeout_ms
         )
         return wire_v3.long_poll_answer(response)
 
     async def bookie_info(self) -> BookieInfo:
+        """Send GET_BOOKIE_INFO. See :meth:`ControlConnection.bookie_info`."""
         response = await self._ask(wire_v3.bookie_info_request)
         body = response.getBookieInfoResponse
         answered = response.HasField("getBookieInfoResponse")
@@ -111,6 +117,7 @@ class BookieConnectionV3(ControlConnection, FramedConnection):
         )
 
     async def list_entries(self, ledger_id: int) -> EntryAvailability:
+        """Send GET_LIST_OF_ENTRIES_OF_LEDGER. See :meth:`ControlConnection.list_entries`."""
         response = await self._ask(lambda txn_id: wire_v3.list_of_entries_request(txn_id, ledger_id))
         body = response.getListOfEntriesOfLedgerResponse
         answered = response.HasField("getListOfEntriesOfLedgerResponse")

@@ -101,6 +101,8 @@ class EncryptingHandler(PollingHandler):
     def create_connection(
         self, address: tuple[str, int], hostname: str, timeout: float, **others: object
     ) -> socket.socket:
+        """Open a connection and do the TLS handshake. Raises OSError, or an ``ssl.SSLError``, whose reason ``problem``
+        keeps."""
         self._contexts.refresh()
         connection = socket.create_connection(address, timeout)
         try:

@@ -49,6 +49,7 @@ class RackTable:
                 self._entries.setdefault(host, rack)
 
     def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the racks of the ids that are in the table by id or by host. The id counts more."""
         found = {}
         for bookie_id, host in hosts.items():
             rack = self._entries.get(bookie_id) or self._entries.get(host)
@@ -71,9 +72,11 @@ class RackZnode:
         zk.add_state_listener(self._on_state)
 
     def close(self) -> None:
+        """Ignore later changes of the session. What is known stays in force."""
         self._zk.remove_state_listener(self._on_state)
 
     def racks(self, hosts: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the racks in the znode, read again if it may have changed. On failure, those known before."""
         if not self._current:
             self._read()
         return self._table.racks(hosts)

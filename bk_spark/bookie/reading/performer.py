@@ -51,6 +51,7 @@ class Performer:
         self._on_change = on_change
 
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any] | None:
+        """Return the coroutine whose result is the action's event, or None for an action that is done at once."""
         match action:
             case ReadEntries():
                 self._access.services.counts.read_retries += action.again
@@ -73,6 +74,7 @@ class Performer:
         return None
 
     def stop_watching(self) -> None:
+        """Stop calling ``on_change``."""
         self._access.watches.forget(self._ledger_id, self._on_change)
 
     async def _answered(self, action: Q, ask: Callable[[Q], Awaitable[T]]) -> T | RequestFailed:
@@ -123,7 +125,10 @@ class Performer:
 
 
 class BlockMachine(Machine[Any, Any, None], Protocol):
-    def next_block(self) -> EntryBlock | None: ...
+    """A machine whose results are blocks of entries, such as RangeReader."""
+
+    def next_block(self) -> EntryBlock | None:
+        """Return the next entries in order, or None if they have not arrived."""
 
 
 async def blocks_of(machine: BlockMachine, perform: Perform, what: str) -> AsyncGenerator[EntryBlock, None]:

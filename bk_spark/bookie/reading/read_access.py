@@ -43,12 +43,14 @@ class ReadAccess:
         pool_v3: ConnectionPool[ControlConnection],
         config: ClientConfig,
     ) -> ReadAccess:
+        """Return the state for a new session: no bookie has failed, none is known to lack batch reads."""
         history = FailureHistory(config.bookie_failure_history_expiration_ms)
         return cls(services, pool, pool_v3, config, history, LedgerWatches(services), read_settings(config))
 
     def range_reader(
         self, ledger: LedgerKey, view: LedgerView, first: int, last: int, *, unconfirmed: bool = False
     ) -> RangeReader:
+        """Return a reader of entries ``first`` to ``last`` (inclusive) that shares what is known about bookies."""
         return RangeReader(
             ledger,
             view,
@@ -61,6 +63,7 @@ class ReadAccess:
         )
 
     def tail_settings(self, max_wait_ms: int | None) -> TailSettings:
+        """Return the configured settings of a tail. It ends when nothing new came for ``max_wait_ms``; None: never."""
         config = self.config
         first_ms, max_ms = config.first_speculative_read_lac_timeout_ms, config.max_speculative_read_lac_timeout_ms
         return TailSettings(

@@ -110,6 +110,7 @@ class CopyTotals:
     told: Callable[[float, bool], None] = lambda latency_ms, ok: None
 
     def add(self, stored: StoredEntries) -> None:
+        """Count these entries and their bytes, without the length prefixes."""
         entries = len(stored.entry_ids)
         self.entries += entries
         self.size_bytes += len(stored.records) - _LENGTH_BYTES * entries
@@ -227,6 +228,7 @@ class RepairPerformer:
             await self._pool.close()
 
     def __call__(self, action: RepairAction) -> Coroutine[Any, Any, RepairEvent | None] | RepairEvent | None:
+        """Begin an action. Returns None, or what gives its event."""
         match action:
             case ReadLedger():
                 return self._read_ledger()

@@ -48,9 +48,11 @@ class Store:
 
     @property
     def files(self) -> list[str]:
+        """The files that the store is read from."""
         return [path for path in (self.path, self.password_path) if path]
 
     def wrong(self, what: str) -> InvalidArgumentError:
+        """Return an error that names the key and the file, and goes on with ``what``."""
         return InvalidArgumentError(f"{self.path_key}: {self.path} {what}")
 
     def password(self) -> bytes | None:

@@ -118,9 +118,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- the protocol of ``raw`` ---
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer that all connections of the event loop share."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Decrypt what arrived, or go on with the handshake."""
         if self._closing:
             return
         self._incoming.write(self._buffer[:nbytes])
@@ -130,17 +132,21 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._shake_hands()
 
     def eof_received(self) -> None:
+        """Send no more. The raw transport then closes."""
         self._closing = True
 
     def pause_writing(self) -> None:
+        """Pass it on to the protocol, once it has a connection."""
         if self._is_open:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
+        """Pass it on to the protocol, once it has a connection."""
         if self._is_open:
             self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the protocol why the connection ended, or let the handshake fail."""
         self._closing = True
         if self._steps is not None:
             self._steps.leave(self)
@@ -235,6 +241,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- the transport of ``protocol`` ---
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return ``ssl_object`` and ``sslcontext`` of the connection. Everything else comes from the raw transport."""
         if name == "ssl_object":
             return self._tls
         if name == "sslcontext":
@@ -242,23 +249,29 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._raw.get_extra_info(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Replace the protocol, which must be a BufferedProtocol."""
         assert isinstance(protocol, asyncio.BufferedProtocol)
         self._protocol = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol that gets the decrypted bytes."""
         return self._protocol
 
     def is_closing(self) -> bool:
+        """Return whether the connection ends. Nothing more is delivered then."""
         return self._closing or self._raw.is_closing()
 
     def is_reading(self) -> bool:
+        """Return whether the protocol gets what arrives."""
         return self._is_reading and not self.is_closing()
 
     def pause_reading(self) -> None:
+        """Deliver nothing, and receive nothing, until :meth:`resume_reading`."""
         self._is_reading = False
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
+        """Deliver again. What arrived meanwhile comes first."""
         if self._is_reading or self.is_closing():
             return
         self._is_reading = True
@@ -272,12 +285,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._raw.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the raw transport's limits, in encrypted bytes."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
+        """Return how many encrypted bytes wait to be sent."""
         return self._raw.get_write_buffer_size()
 
     def write(self, data: Data) -> None:
+        """Encrypt and send. Ignored on a connection that closes. An error of TLS ends the connection."""
         if self._closing:
             return
         view = memoryview(data).cast("B")
@@ -289,9 +305,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._flush()
 
     def writelines(self, list_of_data: Iterable[Data]) -> None:
+        """Send the pieces joined, in as few TLS records as possible."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
+        """Return False: TLS connections are closed in both directions at once."""
         return False
 
     def close(self) -> None:
@@ -305,5 +323,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.close()
 
     def abort(self) -> None:
+        """Reset the connection. What waits to be sent is lost."""
         self._closing = True
         self._raw.abort()

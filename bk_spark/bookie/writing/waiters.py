@@ -31,18 +31,21 @@ class Waiters:
         await future
 
     def wake(self) -> None:
+        """Let all callers of :meth:`woken` check their conditions."""
         futures, self._any = self._any, []
         for future in futures:
             if not future.done():
                 future.set_result(None)
 
     def reach(self, last_entry_id: int) -> None:
+        """Let the callers of :meth:`reached` go on that wait for ``last_entry_id`` or a lower id."""
         while self._by_entry and self._by_entry[0][0] <= last_entry_id:
             future = heapq.heappop(self._by_entry)[2]
             if not future.done():
                 future.set_result(None)
 
     def fail(self, error: BookKeeperError) -> None:
+        """Raise ``error`` at all callers of :meth:`reached`. Those of :meth:`woken` are not affected."""
         waiting, self._by_entry = self._by_entry, []
         for _, _, future in waiting:
             if not future.done():

@@ -91,6 +91,7 @@ class WriterPerformer:
         self._unsubscribe = services.subscribe(lambda: tell(BookiesChanged()))
 
     def perform(self, action: WriterAction) -> _Performed:
+        """Begin an action. Returns None, an event, or the coroutine whose result is one."""
         match action:
             case SendAdds(bookie_id, frames):
                 return None if self.connections.send(bookie_id, frames) else BookieFailed(bookie_id)
