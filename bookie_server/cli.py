@@ -32,6 +32,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ExitStatus(IntEnum):
+    """The statuses of all commands. ``start`` has more of them."""
+
     OK = 0
     INVALID_CONF = 1
     SERVER_FAILED = 2

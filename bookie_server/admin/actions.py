@@ -25,19 +25,26 @@ class Collection(Protocol):
     """The part of GarbageCollector that the admin API uses."""
 
     @property
-    def brakes(self) -> Sequence[CollectionBrake]: ...
+    def brakes(self) -> Sequence[CollectionBrake]:
+        """The brakes of both collections: of deleted and of over-replicated ledgers."""
 
-    def force(self, *, major: bool | None, minor: bool | None) -> None: ...
+    def force(self, *, major: bool | None, minor: bool | None) -> None:
+        """See :meth:`GarbageCollector.force`."""
 
-    def release(self, word: str) -> CollectionBrake: ...
+    def release(self, word: str) -> CollectionBrake:
+        """See :meth:`GarbageCollector.release`."""
 
-    def suspend(self, compaction: str, by: str, suspended: bool) -> None: ...
+    def suspend(self, compaction: str, by: str, suspended: bool) -> None:
+        """See :meth:`GarbageCollector.suspend`."""
 
-    def is_suspended(self, compaction: str) -> bool: ...
+    def is_suspended(self, compaction: str) -> bool:
+        """See :meth:`GarbageCollector.is_suspended`."""
 
-    def status(self) -> GarbageCollectorStatus: ...
+    def status(self) -> GarbageCollectorStatus:
+        """See :meth:`GarbageCollector.status`."""
 
-    async def entry_logs(self) -> Sequence[EntryLogStatus]: ...
+    async def entry_logs(self) -> Sequence[EntryLogStatus]:
+        """See :meth:`GarbageCollector.entry_logs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class HttpServer(web.Server):
 
     @property
     def is_encrypted(self) -> bool:
+        """Whether a connection begins with a TLS handshake."""
         return self._tls is not None
 
     async def close(self, timeout_s: float) -> None:
@@ -125,6 +126,7 @@ class Connection(web.RequestHandler):
         self._limit.cancel()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up the place, and let aiohttp end the request. Called by the event loop."""
         self.end()
         super().connection_lost(exc)
 

@@ -80,8 +80,10 @@ def find_handler(routes: Routes, method: str, path: str) -> Handler:
 def json_response(
     value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
+    """A response with ``value`` as indented JSON, for programs and people."""
     return Response(json.dumps(value, indent=2).encode() + b"\n", status=status, headers=headers or {})
 
 
 def text_response(text: str, content_type: str = TEXT_TYPE, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """A response with ``text`` in UTF-8."""
     return Response(text.encode(), content_type, status)

@@ -18,6 +18,8 @@ _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 
 @dataclass(frozen=True, slots=True)
 class BookieAddresses:
+    """How others name and reach the bookie, and the address of its sockets (``0.0.0.0``: all interfaces)."""
+
     bookie_id: str
     advertised_host: str
     listen_host: str

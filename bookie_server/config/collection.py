@@ -23,6 +23,7 @@ class CompactionSettings:
 
     @property
     def enabled(self) -> bool:
+        """Whether the compaction runs by itself."""
         return self.interval_ms > 0 and self.threshold > 0
 
 
@@ -123,12 +124,14 @@ class CollectionConfig(AccessConfig):
 
     @property
     def minor_compaction(self) -> CompactionSettings:
+        """The settings of minor compaction."""
         return CompactionSettings(
             self.minor_compaction_interval_ms, self.minor_compaction_threshold, self.minor_compaction_max_ms
         )
 
     @property
     def major_compaction(self) -> CompactionSettings:
+        """The settings of major compaction."""
         return CompactionSettings(
             self.major_compaction_interval_ms, self.major_compaction_threshold, self.major_compaction_max_ms
         )

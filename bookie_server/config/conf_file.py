@@ -37,9 +37,11 @@ class ConfFile:
         self._texts = read_conf(path)
 
     def error(self, name: str, what: str) -> InvalidArgumentError:
+        """An error that names the file and the key, and goes on with ``what``."""
         return InvalidArgumentError(f"{self._path}: {name} {what}")
 
     def warning(self, name: str, what: str) -> str:
+        """A line for the log that names the file and the key, and goes on with ``what``."""
         return f"{self._path}: {name} {what}"
 
     def text(self, name: str) -> str:

@@ -113,6 +113,7 @@ class DiskMonitor:
         self._task = asyncio.get_running_loop().create_task(self._check_regularly())
 
     async def stop(self) -> None:
+        """Stop checking, and wait for a flush that a check began."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

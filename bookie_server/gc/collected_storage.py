@@ -14,7 +14,8 @@ _T = TypeVar("_T")
 class RunBlocking(Protocol):
     """Runs a function in the collector's thread. The event loop awaits its result."""
 
-    def __call__(self, function: Callable[..., _T], /, *arguments: object) -> Awaitable[_T]: ...
+    def __call__(self, function: Callable[..., _T], /, *arguments: object) -> Awaitable[_T]:
+        """Call ``function`` in the thread. Its exception is raised at the await."""
 
 
 class CollectedStorage(Protocol):

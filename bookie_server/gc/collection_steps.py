@@ -109,6 +109,8 @@ class TakeLock:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLock:
+    """Give the ledger's replication lock back, if this bookie has it."""
+
     ledger_id: int
 
 

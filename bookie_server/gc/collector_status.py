@@ -15,6 +15,7 @@ class CollectionTiming:
     failed_seconds: float = 0.0
 
     def note(self, seconds: float, ok: bool) -> None:
+        """Count one piece of work, by whether it succeeded."""
         if ok:
             self.done += 1
             self.seconds += seconds

@@ -81,10 +81,12 @@ class CompactionMarker:
 
     @property
     def path(self) -> str:
+        """The marker's file."""
         return os.path.join(self.directory, f"{file_name(self.new_id)}.{self.old_id:x}.compacted")
 
 
 def compacting_path(directory: str, new_id: int) -> str:
+    """The file of a new entry log while it is being written."""
     return os.path.join(directory, f"{file_name(new_id)}.compacting")
 
 

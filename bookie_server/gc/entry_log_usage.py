@@ -38,10 +38,12 @@ class EntryLogUsage:
 
     @property
     def total_bytes(self) -> int:
+        """Bytes of all entries, live or not, with size fields."""
         return int(self.ledger_bytes.sum())
 
     @property
     def size_in_memory(self) -> int:
+        """What the usage counts for in a cache, in bytes."""
         return self.ledger_ids.nbytes + self.ledger_bytes.nbytes + _OVERHEAD_BYTES
 
     def live_ledgers(self, local_ledgers: Int64s) -> Int64s:
@@ -49,6 +51,7 @@ class EntryLogUsage:
         return self.ledger_ids[among(self.ledger_ids, local_ledgers)]
 
     def live_bytes(self, local_ledgers: Int64s) -> int:
+        """Bytes of the entries of ``local_ledgers`` (ascending), with size fields."""
         return int(self.ledger_bytes[among(self.ledger_ids, local_ledgers)].sum())
 
 
@@ -96,11 +99,13 @@ class EntryLogUsageCache:
         return usage
 
     def forget(self, entry_log_id: int) -> None:
+        """Drop the usage of an entry log that was removed or will change. Ignored if it is not kept."""
         usage = self._usages.pop(entry_log_id, None)
         if usage is not None:
             self._size_bytes -= usage.size_in_memory
 
     def keep_only(self, entry_log_ids: set[int]) -> None:
+        """Drop the usages of all other entry logs."""
         for entry_log_id in [entry_log_id for entry_log_id in self._usages if entry_log_id not in entry_log_ids]:
             self.forget(entry_log_id)
 

@@ -169,6 +169,7 @@ class GarbageCollector:
             self._suspended[compaction].discard(by)
 
     def is_suspended(self, compaction: str) -> bool:
+        """Whether anybody has suspended MINOR or MAJOR compaction."""
         return bool(self._suspended[compaction])
 
     def force_by_disks(self, forced: bool) -> None:

@@ -39,6 +39,7 @@ class LedgerMetadataReads:
 
     @property
     def root(self) -> str:
+        """The root of the cluster's znodes."""
         return self.store.root
 
     def begin(self) -> None:
@@ -58,6 +59,7 @@ class LedgerMetadataReads:
         return MAX_LEDGER_ID if self.store.manager is LedgerManager.FLAT else _IDS_PER_LEAF
 
     def path(self, ledger_id: int) -> str:
+        """The path of the ledger's znode."""
         return self.store.manager.ledger_path(self.root, ledger_id)
 
     def names_in(self, path: str) -> set[str]:

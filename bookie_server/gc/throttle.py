@@ -22,11 +22,13 @@ class StopSignal:
         self._in_loop = asyncio.Event()
 
     def set(self) -> None:
+        """Stop the collector: all waits end. In the event loop."""
         self._in_threads.set()
         self._in_loop.set()
 
     @property
     def is_set(self) -> bool:
+        """Whether the collector is to stop."""
         return self._in_threads.is_set()
 
     def check(self) -> None:

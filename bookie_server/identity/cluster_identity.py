@@ -30,14 +30,17 @@ class ClusterIdentity:
 
     @property
     def bookie_id(self) -> str:
+        """The id in the bookie's cookie."""
         return self.cookie.bookie_id
 
     @property
     def instance_path(self) -> str:
+        """The znode with the cluster's instance id."""
         return f"{self.root}/INSTANCEID"
 
     @property
     def cookie_path(self) -> str:
+        """The znode with the bookie's cookie."""
         return f"{self.root}/cookies/{self.bookie_id}"
 
     @property

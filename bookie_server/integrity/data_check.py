@@ -23,6 +23,8 @@ class CheckLedger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerChecked:
+    """The answer to :class:`CheckLedger`."""
+
     ledger_id: int
     result: LimboResult
 
@@ -67,10 +69,12 @@ class DataCheck:
         self._go_on()
 
     def take_actions(self) -> list[CheckLedger | StartTimer]:
+        """The ledgers to check now, and the pauses before others are tried again."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: LedgerChecked | TimerFired) -> None:
+        """Take a ledger's result, or the end of its pause, and begin the next one."""
         match event:
             case LedgerChecked(ledger_id, result):
                 self._running -= 1
@@ -80,6 +84,7 @@ class DataCheck:
         self._go_on()
 
     def fail(self, error: Exception) -> None:
+        """End with this error. Ledgers that were not checked stay in limbo."""
         self.outcome = EndedBy(error)
 
     def _on_checked(self, ledger_id: int, result: LimboResult) -> None:

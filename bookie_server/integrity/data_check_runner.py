@@ -62,6 +62,7 @@ class DataCheckRunner:
         self.progress: DataCheckProgress | None = None
 
     def start(self) -> None:
+        """Begin in the background. Errors are logged, and the check begins anew."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:

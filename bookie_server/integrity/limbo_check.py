@@ -129,17 +129,21 @@ class LimboCheck:
 
     @property
     def outcome(self) -> Succeeded[LimboResult] | EndedBy | None:
+        """None until the check ends."""
         return self._steps.outcome
 
     def take_actions(self) -> list[LimboAction]:
+        """The new actions of the check, or of the copy that it runs."""
         return self._steps.take_actions()
 
     def handle(self, event: LimboEvent) -> None:
+        """Take an event. A late answer to a copy that has ended is ignored."""
         # A copy that has ended may still get answers.
         if self._steps.nested or isinstance(event, _SINGLE_EVENTS):
             self._steps.handle(event)
 
     def fail(self, error: Exception) -> None:
+        """Report an error of an action without ``request_id``."""
         self._steps.fail(error)
 
     def _run(self) -> Generator[Any, Any, LimboResult]:

@@ -51,6 +51,7 @@ class LocalBookie(LocalProcess):
 
     @property
     def conf_path(self) -> Path:
+        """Its configuration file, which ``bookie-server start --conf`` takes."""
         return self.directory / CONF_NAME
 
     @property
@@ -63,6 +64,7 @@ class LocalBookie(LocalProcess):
         return f"{scheme}://{LOOPBACK}:{conf.get('httpServerPort') or 8080}/"
 
     def start(self) -> None:
+        """Start the process, and note the time for :meth:`wait_registered`. Raises as :meth:`LocalProcess.start`."""
         self._started_ms = time.time_ns() // 1_000_000
         super().start()
 

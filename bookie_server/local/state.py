@@ -38,6 +38,8 @@ _PORT_TRIES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperPorts:
+    """The ports of one ZooKeeper server. The last two connect the servers with each other."""
+
     client_port: int
     quorum_port: int
     election_port: int
@@ -45,6 +47,8 @@ class ZooKeeperPorts:
 
 @dataclass(frozen=True, slots=True)
 class BookiePorts:
+    """The ports of one bookie."""
+
     port: int
 
 
@@ -90,6 +94,7 @@ class DirectoryLock:
                 return
 
     def release(self) -> None:
+        """Close this process's handle. Processes that inherited ``fd`` still hold the lock."""
         os.close(self.fd)
 
 

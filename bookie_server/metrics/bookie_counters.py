@@ -18,5 +18,6 @@ class BookieCounters:
     cache_misses: int = 0
 
     def read(self, entries: int, size_bytes: int) -> None:
+        """Count a batch of reads."""
         self.entries_read += entries
         self.bytes_read += size_bytes

@@ -72,6 +72,7 @@ class JournalMetrics:
         }
 
     def observe(self, stats: JournalGroupStats) -> None:
+        """Record a group that was decided, successful or not."""
         queued, written, synced = stats.queue_seconds * 1000, stats.write_seconds * 1000, stats.sync_seconds * 1000
         entries, ok = stats.entries, stats.ok
         self._add_entry.observe(queued + written + synced, entries, ok)

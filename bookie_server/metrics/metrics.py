@@ -39,6 +39,7 @@ class Counter:
         self.value = 0
 
     def add(self, n: int = 1) -> None:
+        """Add ``n``, which must not be negative."""
         self.value += n
 
 
@@ -56,6 +57,7 @@ class Gauge:
         self.value: float = 0
 
     def set(self, value: float) -> None:
+        """Set the number of a gauge without ``read``."""
         self.value = value
 
     def sample(self) -> None:
@@ -155,6 +157,7 @@ class SummaryTotals:
         self._read = read
 
     def outcomes(self, ok: bool) -> Outcomes:
+        """Count and sum as ``read`` gives them. All quantiles are NaN."""
         return Outcomes(*self._read(ok), _quantiles({}))
 
 
@@ -177,6 +180,7 @@ class MetricsRegistry:
         self._lock = threading.Lock()
 
     def counter(self, *names: str, labels: Mapping[str, str] | None = None) -> Counter:
+        """Add a counter under all ``names``. Raises ValueError if one is taken."""
         counter = Counter()
         self._add(names, labels, counter)
         return counter
@@ -184,6 +188,7 @@ class MetricsRegistry:
     def gauge(
         self, name: str, read: Callable[[], float] | None = None, labels: Mapping[str, str] | None = None
     ) -> Gauge:
+        """Add a gauge. ``read`` is called in the event loop, at each scrape."""
         gauge = Gauge(read)
         self._add((name,), labels, gauge)
         return gauge
@@ -199,6 +204,7 @@ class MetricsRegistry:
         self._add((name,), labels, SummaryTotals(read))
 
     def summary(self, *names: str, labels: Mapping[str, str] | None = None) -> Summary:
+        """Add a summary under all ``names``. Its quantiles are of the last one to two minutes."""
         summary = Summary()
         self._add(names, labels, summary)
         return summary

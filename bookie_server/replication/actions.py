@@ -46,16 +46,20 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class VotesRead:
+    """The answer to :class:`ReadVotes`. The order says nothing."""
+
     votes: tuple[Vote, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CreateVote:
-    pass
+    """Create this session's vote, if it has none. Answered by :class:`Done`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawVote:
+    """Delete this session's vote, if it still exists. Answered by :class:`Done`."""
+
     path: str
 
 
@@ -205,6 +209,8 @@ class ReadCookies:
 
 @dataclass(frozen=True, slots=True)
 class CookiesRead:
+    """The ids of all bookies with a cookie."""
+
     bookies: frozenset[str]
 
 
@@ -276,12 +282,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
+    """The answer to :class:`Step`: what the scan's action gave."""
+
     request_id: int
     event: ScanEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
+    """The answer to :class:`Step` whose action failed."""
+
     request_id: int
     error: Exception
 

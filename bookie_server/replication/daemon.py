@@ -97,6 +97,7 @@ class ReplicationDaemon:
         metrics.watch(lambda: self.auditor, lambda: self.worker)
 
     def start(self) -> None:
+        """Run in the background until :meth:`stop`."""
         self._task = asyncio.get_running_loop().create_task(self.run())
 
     async def stop(self) -> None:

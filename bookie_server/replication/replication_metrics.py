@@ -101,6 +101,7 @@ class ReplicationMetrics:
         registry.gauge(f"{work}pace_bytes_per_second", lambda: pace.bytes_per_s)
 
     def election_began(self) -> None:
+        """Record that a session takes part in the election."""
         self._elections.add()
 
     def ledger_checked(self, fragments: int, bookies: int) -> None:
@@ -110,6 +111,7 @@ class ReplicationMetrics:
         self._bookies.observe(bookies)
 
     def check_ended(self, check: Check, seconds: float) -> None:
+        """Record a check of the auditor that is complete."""
         self._check_times[check].observe(seconds * 1000)
 
     def repair_ended(self, seconds: float, *, ok: bool, changed: bool, moved: bool, unreadable: int) -> None:

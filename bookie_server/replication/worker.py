@@ -160,10 +160,12 @@ class ReplicationWorker:
     # --- the contract of machines ---
 
     def take_actions(self) -> list[Action]:
+        """The new actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: Event) -> None:
+        """Take an event, and begin what there is room for. Ignored after the end."""
         if self.outcome is not None:
             return
         match event:

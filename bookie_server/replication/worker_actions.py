@@ -95,6 +95,8 @@ class StopRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairEnded:
+    """The answer to :class:`Repair`. ``reason`` says why the ledger could not be repaired."""
+
     ledger_id: int
     end: RepairEnd
     reason: str = ""
@@ -129,6 +131,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Released:
+    """The lock does not belong to this session any more."""
+
     ledger_id: int
 
 

@@ -54,7 +54,8 @@ class RepairLedger(Protocol):
 
     def __call__(
         self, ledger_id: int, mark: Mark, unreadable: frozenset[int], found: LockedLedger
-    ) -> Coroutine[Any, Any, RepairResult]: ...
+    ) -> Coroutine[Any, Any, RepairResult]:
+        """Repair the ledger. ``mark`` and ``found`` were read under the lock."""
 
 
 class WorkerPerformer:
@@ -81,6 +82,7 @@ class WorkerPerformer:
         self._random = SystemRandom()
 
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any] | None:
+        """Begin an action. Returns the coroutine whose result is its event, or None if it has no answer."""
         match action:
             case WatchSwitch():
                 return self._watch()

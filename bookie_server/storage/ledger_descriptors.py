@@ -74,6 +74,7 @@ class LedgerDescriptor:
         return f"LedgerDescriptor(ledger_id={self.ledger_id}, fenced={self.fenced}, last_entry={self.last_entry})"
 
     def header(self) -> IndexHeader:
+        """The header to write to the ledger's index file."""
         return IndexHeader(self.master_key, self.fenced, self.explicit_lac, self.limbo)
 
     def admits(self, master_key: bytes) -> bool:
@@ -144,6 +145,7 @@ class LedgerDescriptor:
 
     @property
     def in_use(self) -> bool:
+        """Whether the descriptor must stay in memory: an index file could not restore it."""
         return (
             self.header_dirty
             or self.deleting
@@ -245,13 +247,6 @@ class LedgerDescriptors:
             descriptor.header_dirty = False
             headers[ledger_id] = descriptor.header()
         return headers
-
-    def give_back_headers(self, ledger_ids: Iterable[int]) -> None:
-        """Note that the headers of these ledgers were not written."""
-        for ledger_id in ledger_ids:
-            descriptor = self._descriptors.get(ledger_id)
-            if descriptor is not None:
-                descriptor.header_dirty = True
 
     def _put(self, descriptor: LedgerDescriptor) -> None:
         if len(self._descriptors) >= self._sweep_at:

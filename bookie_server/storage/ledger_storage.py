@@ -178,6 +178,7 @@ class LedgerStorage:
 
     @property
     def journals(self) -> Journals:
+        """The journals. Raises StorageError during the replay."""
         if self._journals is None:
             raise StorageError("the journals are still being replayed")
         return self._journals

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -33,12 +33,6 @@ _LARGE_BYTES: Final = 4096
 _V2_HEAD_BYTES: Final = 4 + MASTER_KEY_BYTES
 #: Equal in all frames that one batch may hold: header, master key, ledger id.
 _V2_KIND: Final = slice(LENGTH_BYTES, LENGTH_BYTES + _V2_HEAD_BYTES + 8)
-
-
-class WithRecords(Protocol):
-    """A message whose last field is ``records``."""
-
-    records: bytes
 
 
 _M = TypeVar("_M", bound=Message)

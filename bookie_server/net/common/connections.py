@@ -24,7 +24,8 @@ class Peer(Protocol):
     def busy(self) -> bool:
         """Whether it waits for the bookie."""
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Close at once. What waits to be sent is lost."""
 
 
 P = TypeVar("P", bound=Peer)
@@ -57,16 +58,20 @@ class Connections(Generic[P]):
 
     @property
     def full(self) -> bool:
+        """Whether another connection may come only in place of one of these."""
         return len(self) >= self.limit
 
     @property
     def newcomers(self) -> list[Newcomer]:
+        """The connections that nobody has read from yet."""
         return [*self._newcomers, *self._ready]
 
     def add_newcomer(self, newcomer: Newcomer) -> None:
+        """Add a connection that was accepted and from which nobody has read."""
         self._newcomers[newcomer] = None
 
     def add(self, connection: P) -> None:
+        """Add a connection that has sent something, but no complete frame."""
         self._silent[connection] = None
 
     def active(self, connection: P, now: float) -> None:
@@ -78,6 +83,7 @@ class Connections(Generic[P]):
         self._active[connection] = now
 
     def remove(self, connection: P | Newcomer) -> None:
+        """Forget a connection. Ignored if it is not among these."""
         if isinstance(connection, Newcomer):
             self._newcomers.pop(connection, None)
             self._ready.pop(connection, None)

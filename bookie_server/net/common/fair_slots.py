@@ -38,6 +38,7 @@ class Share:
         self.last_cost: int | None = None
 
     def served(self, now: float) -> float:
+        """The cost of the pieces served, each weighed by its age at ``now`` (seconds)."""
         return self._served * math.exp2((self._at - now) / self._half_life_s)
 
     @property
@@ -46,6 +47,7 @@ class Share:
         return _UNKNOWN_COST if self.last_cost is None else self.last_cost
 
     def serve(self, cost: int, now: float) -> None:
+        """Note a piece of work. ``cost`` is its bytes, and a constant for each piece."""
         self._served, self._at = self.served(now) + cost, now
         self.last_cost = cost
 

@@ -16,7 +16,8 @@ class Half(Protocol):
     def paused(self) -> bool:
         """Whether the bookie does not read from it now."""
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Close at once."""
 
 
 class HalfFrames:

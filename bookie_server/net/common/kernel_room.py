@@ -19,7 +19,8 @@ _MOST_READERS: Final = 64
 class Socket(Protocol):
     """A socket, or what asyncio gives for one."""
 
-    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
+    def setsockopt(self, level: int, name: int, value: int, /) -> None:
+        """As in ``socket.socket``."""
 
 
 class KernelRoom:

@@ -68,6 +68,7 @@ class Load:
         self.look()
 
     def change_unsent(self, size_bytes: int) -> None:
+        """So many more bytes of answers wait for peers to read them. Negative numbers: they were sent or dropped."""
         self.unsent_bytes += size_bytes
         unsent_bytes, most_bytes = self.unsent_bytes, self._config.max_unsent_bytes
         if unsent_bytes >= most_bytes:

@@ -96,6 +96,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     # --- asyncio's side ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, unless the server has given the connection up. With TLS, this comes after the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._is_made = True
         if not self._owner.joins(self):
@@ -117,6 +118,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._begin_access()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Give back everything that the connection holds."""
         self._transport = None
         if self._socket is not None:
             self._shared.kernel_room.end(self._socket)
@@ -129,10 +131,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._backlog = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes belong. The size that asyncio suggests does not matter."""
         self._shared.turns.receiving()
         return self._receiving.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Handle what has arrived. Bytes that are no valid frame close the connection."""
         try:
             frames = self._receiving.received(nbytes)
             if self._has_large or self._receiving.large_frame_bytes:
@@ -151,10 +155,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._close_failed()
 
     def pause_writing(self) -> None:
+        """The peer does not read its answers: read none of its requests until it does."""
         self.answers.held_back()
         self.pause(_PAUSED_BY_ANSWERS)
 
     def resume_writing(self) -> None:
+        """The peer has read answers, so its requests are read again."""
         self.answers.go_on()
         if self._socket is not None:
             self._shared.kernel_room.has_read(self._socket)

@@ -59,6 +59,7 @@ class Gate:
 
     @property
     def awaits_login(self) -> bool:
+        """Whether the peer may still log in."""
         return self._access is not None and self._access.awaits_login
 
     def give_up(self) -> None:

@@ -30,6 +30,7 @@ class AddsV3:
 
     @classmethod
     def of(cls, run: AddRunV3) -> AddsV3:
+        """The adds of a run. Their ids are copied, because the run refers to the receive buffer."""
         ledger_ids, entry_ids, lacs = (run.stored_ids[:, column].copy() for column in range(3))
         records = Records(ledger_ids, entry_ids, lacs, run.records, run.offsets)
         kind = run.master_key, run.recovery, run.high_priority
@@ -52,12 +53,14 @@ class GatheredAdds:
         self._bodies: list[bytes] = []
 
     def append(self, txn_id: int, ledger_id: int, entry_id: int, body: bytes) -> None:
+        """Add one add. ``body`` is the stored entry."""
         self._txn_ids.append(txn_id)
         self._ledger_ids.append(ledger_id)
         self._entry_ids.append(entry_id)
         self._bodies.append(body)
 
     def all(self) -> AddsV3:
+        """All of them, in the order of their arrival."""
         return AddsV3(*self.kind, self._txn_ids, self._ledger_ids, self._entry_ids, _records(self._bodies))
 
 

@@ -48,6 +48,7 @@ class LongPoll:
 
     @classmethod
     def of(cls, request: pb.Request, max_timeout_ms: int) -> LongPoll:
+        """The long poll in a READ_ENTRY request. It waits ``max_timeout_ms`` at most."""
         read = request.readRequest
         return cls(
             request.header.txnId,
@@ -60,6 +61,7 @@ class LongPoll:
 
     @property
     def is_valid(self) -> bool:
+        """Whether the request may be answered. With ENTRY_PIGGYBACK the entry id must be -1."""
         return not self.piggyback or self.entry_id == LAST_ENTRY
 
 

@@ -90,6 +90,7 @@ class NativeServer:
 
     @property
     def connection_count(self) -> int:
+        """Open connections, with those that have not sent anything."""
         return len(self._connections)
 
     @property

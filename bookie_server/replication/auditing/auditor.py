@@ -67,6 +67,7 @@ class AuditorSettings:
     replicas_interval_ms: int = 0
 
     def interval_ms(self, check: Check) -> int:
+        """The interval of a check."""
         return {
             Check.BOOKIES: self.bookies_interval_ms,
             Check.LEDGERS: self.ledgers_interval_ms,
@@ -162,10 +163,12 @@ class Auditor:
     # --- the contract of machines ---
 
     def take_actions(self) -> list[Action]:
+        """The new actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     def handle(self, event: Event) -> None:
+        """Take an event. Ignored after the end, as are the answers to a scan that was given up."""
         if self.outcome is not None:
             return
         match event:

@@ -100,6 +100,7 @@ class ElectionPerformer:
         self._access = access
 
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any]:
+        """The coroutine whose result is the action's event."""
         access = self._access
         match action:
             case ReadVotes():
@@ -180,6 +181,7 @@ class AuditorPerformer:
         self._random: Random = SystemRandom()
 
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any]:
+        """The coroutine whose result is the action's event. That of :class:`Watch` never ends."""
         match action:
             case Watch():
                 return self._watch()

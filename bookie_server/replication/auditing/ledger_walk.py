@@ -25,6 +25,7 @@ class ReadPace:
         self._unpaid = 0
 
     def pay(self, reads: int) -> Generator[StartTimer, Any, None]:
+        """Count reads that were made. After every hundred or so, pause for as long as they should have taken."""
         self._unpaid += reads
         if self._unpaid >= _READS_PER_PAUSE:
             reads, self._unpaid = self._unpaid, 0

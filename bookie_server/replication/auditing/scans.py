@@ -80,6 +80,7 @@ class ScanReport:
         self.few_copies.update(kind for kind in kinds if kind is not None)
 
     def note_problem(self, ledger_id: int, problem: str) -> None:
+        """Count a ledger that could not be judged. The reasons of the first ones are kept."""
         self.not_judged += 1
         if len(self.problems) < _NAMED:
             self.problems[ledger_id] = problem
@@ -149,6 +150,7 @@ class BookieScan:
         self._begin_after = self._position
 
     def steps(self) -> Scan:
+        """The scan. It ends with its report when every ledger was seen since the last :meth:`again`."""
         report = ScanReport()
         progress: ProgressRead = yield from patient(ReadProgress(Check.BOOKIES))
         self._position = self._begin_after = round_end = progress.after

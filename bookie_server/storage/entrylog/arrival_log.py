@@ -25,6 +25,7 @@ class ArrivalLog(EntryLogWriter):
         self._left: list[int] = []
 
     def close(self) -> None:
+        """Close the log under way. :meth:`take_left` returns its id."""
         if self.entry_log_id >= 0:
             self._left.append(self.entry_log_id)
         super().close()

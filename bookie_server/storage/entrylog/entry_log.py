@@ -49,6 +49,7 @@ _ANY_NAME: Final = re.compile(r"([0-9a-f]{1,8})\.log(?=$|\.)")
 
 
 def file_name(entry_log_id: int) -> str:
+    """The name of an entry log's file."""
     return f"{entry_log_id:x}.log"
 
 
@@ -87,6 +88,7 @@ def last_log_id(directory: str) -> int:
 
 
 def file_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
+    """The header of an entry log. Without arguments, that of a log that is still being written."""
     return HEADER.pack(MAGIC, VERSION, map_offset, ledger_count).ljust(HEADER_BYTES, b"\0")
 
 

@@ -43,6 +43,7 @@ class StoredEntries:
     sizes: Int64s
 
     def entry(self, i: int) -> memoryview:
+        """Entry ``i``, which must have been read."""
         start = int(self.starts[i])
         return self.data.data[start : start + int(self.sizes[i])]
 
@@ -71,6 +72,7 @@ class EntryLogReader:
         self._last_record_bytes = 0
 
     def close(self) -> None:
+        """Close all open logs. No read may follow."""
         self._fds.close()
 
     def path(self, entry_log_id: int) -> str:

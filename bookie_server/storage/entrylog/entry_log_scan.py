@@ -85,10 +85,12 @@ class EntryLogScan:
             self.problem = f"the header does not begin with {MAGIC.decode()}"
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
     @property
     def at_end(self) -> bool:
+        """Whether there is nothing left for :meth:`step`."""
         return self._position >= self._size
 
     @property

@@ -70,6 +70,7 @@ class IndexHeader:
         return f"IndexHeader(fenced={self.fenced}, limbo={self.limbo})"
 
     def encode(self) -> bytes:
+        """The first 1024 bytes of an index file. Raises CorruptFileError if the content is too long for them."""
         lac = self.explicit_lac or b""
         if len(self.master_key) + len(lac) > MAX_KEY_AND_LAC_BYTES:
             raise CorruptFileError("master key and LAC packet do not fit into an index file's header")
@@ -140,6 +141,7 @@ class IndexFiles:
         return found
 
     def close(self) -> None:
+        """Close all open files. What was written is durable only after :meth:`sync`."""
         self._fds.close()
 
     # --- reading -----------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class IndexPage:
 
     @property
     def size_bytes(self) -> int:
+        """What the page takes in memory."""
         return _OVERHEAD_BYTES + self._slots.nbytes
 
     def reserve(self, count: int) -> int:
@@ -44,18 +45,23 @@ class IndexPage:
         return slots.nbytes - 8 * have
 
     def set_one(self, slot: int, location: int) -> None:
+        """Set one location. There must be room (:meth:`reserve`), as for the next two."""
         self._slots[slot] = location
 
     def set_range(self, slot: int, locations: Int64s) -> None:
+        """Set the locations of consecutive slots, from ``slot`` on."""
         self._slots[slot : slot + len(locations)] = locations
 
     def set_at(self, slots: Int64s, locations: Int64s) -> None:
+        """Set the locations of any slots."""
         self._slots[slots] = locations
 
     def get_one(self, slot: int) -> int:
+        """The location in a slot, 0 if it is absent or beyond the page."""
         return int(self._slots[slot]) if slot < len(self._slots) else 0
 
     def get_at(self, slots: Int64s) -> Int64s:
+        """The locations in some slots, 0 where they are absent or beyond the page."""
         have = len(self._slots)
         if have == PAGE_SLOTS or int(slots.max()) < have:
             locations: Int64s = self._slots[slots].astype(np.int64)
@@ -72,6 +78,7 @@ class IndexPage:
 
 
 def empty_page() -> IndexPage:
+    """A page without room for any slot."""
     return IndexPage(np.zeros(0, PAGE_DTYPE))
 
 

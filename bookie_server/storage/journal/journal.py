@@ -94,6 +94,8 @@ class JournalEnd:
 
 @dataclass(frozen=True, slots=True)
 class MasterKeyRecord:
+    """The ledger's master key, before its first entry in a journal. Its repr does not show the key."""
+
     ledger_id: int
     master_key: bytes
 
@@ -103,11 +105,15 @@ class MasterKeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class FenceRecord:
+    """The ledger is fenced from here on."""
+
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExplicitLacRecord:
+    """An explicit LAC. ``packet`` is as the client sent it."""
+
     ledger_id: int
     packet: bytes
 
@@ -116,6 +122,7 @@ JournalItem = Records | MasterKeyRecord | FenceRecord | ExplicitLacRecord | Loca
 
 
 def file_name(journal_id: int) -> str:
+    """The name of a journal's file."""
     return f"{journal_id:x}.txn"
 
 
@@ -187,14 +194,17 @@ def seal_at(data: bytes, position: int, nonce: bytes) -> GroupSeal | None:
 
 
 def master_key_record(ledger_id: int, master_key: bytes) -> bytes:
+    """Bytes of a :class:`MasterKeyRecord`, with the length."""
     return _record(ledger_id, MASTER_KEY_RECORD, I32.pack(len(master_key)) + master_key)
 
 
 def fence_record(ledger_id: int) -> bytes:
+    """Bytes of a :class:`FenceRecord`, with the length."""
     return _record(ledger_id, FENCE_RECORD, b"")
 
 
 def explicit_lac_record(ledger_id: int, packet: bytes) -> bytes:
+    """Bytes of an :class:`ExplicitLacRecord`, with the length."""
     return _record(ledger_id, EXPLICIT_LAC_RECORD, I32.pack(len(packet)) + packet)
 
 

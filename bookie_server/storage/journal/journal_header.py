@@ -101,6 +101,7 @@ def _is_ours(beginning: bytes) -> bool:
 
 
 def only_zeros(fd: int, position: int, size: int) -> bool:
+    """Whether the file has nothing but zeros from ``position`` up to ``size``. Raises OSError."""
     while position < size:
         data = read_at(fd, min(_CHUNK_BYTES, size - position), position)
         if data.strip(b"\0"):

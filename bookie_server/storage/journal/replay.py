@@ -51,7 +51,8 @@ class ReplayTarget(Protocol):
     """The storage that a replay brings up to date."""
 
     @property
-    def descriptors(self) -> LedgerDescriptors: ...
+    def descriptors(self) -> LedgerDescriptors:
+        """The descriptors of the storage. A replay makes those that are missing."""
 
     def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
         """Store records that come from a journal. Blocking."""

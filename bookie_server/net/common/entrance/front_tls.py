@@ -97,6 +97,7 @@ class Greeting:
 
     @property
     def asks_for_tls(self) -> bool:
+        """Whether the first frame is START_TLS."""
         return self._txn_id is not None
 
     @property
