@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Longer than the pause between two requests of one task. Starting a session takes milliseconds.
 _TASK_SESSION_REST_MS: Final = 1_000
-#: A log holds up to 32 decoded pages.
+#: Each log keeps up to 131,072 decoded segments, of 64 bytes.
 _MAX_LOGS: Final = 64
 
 #: The settings of a client that none were given for.
@@ -134,7 +134,7 @@ def logs_of(metadata_service_uri: str, log_root: str, choice: ClientChoice = _US
 
 def log_at(place: LogPlace, password: bytes, settings: LogSettings | None = None) -> Log:
     """Return the log at ``place``, with its ledgers. Reads ZooKeeper at first use, or never if the caller passes the
-    log's ``settings``, which do not change. A log deleted since then is only noticed when used.
+    log's ``settings``, of which only the schema may have grown since. A deleted log is only noticed when it is used.
 
     Raises NoSuchLogError, LogReplacedError, InvalidArgumentError if its ledgers are in another cluster,
     UnauthorizedError, MetadataUnavailableError.

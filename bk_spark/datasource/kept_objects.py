@@ -1,6 +1,6 @@
-"""Spark's Python workers collect garbage after each task: what a worker has imported is left out.
+"""Excludes what a worker has imported from the garbage collection that Spark's Python workers run after each task.
 
-A worker holds a hundred thousand objects of modules, which live as long as the process. To search them takes 50 ms of
+A worker holds a hundred thousand objects of modules, which live as long as the process. Searching them takes 50 ms of
 CPU after each task, more than a small task itself.
 """
 
@@ -12,10 +12,10 @@ import gc
 
 @functools.cache
 def keep_objects() -> None:
-    """Take all objects of this process out of the search for garbage, when it is first called. Call it in a task, when
+    """Exclude all present objects of this process from garbage collection, at the first call. Call it in a task, when
     all modules are imported.
 
-    Objects are freed as before when nothing refers to them. Cycles of objects that exist now are never freed: what one
-    task leaves behind.
+    Objects are freed as before when nothing refers to them. Only cycles that exist now, those of one task, are never
+    freed.
     """
     gc.freeze()

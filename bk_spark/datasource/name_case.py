@@ -1,4 +1,4 @@
-"""How this session of Spark compares names: ``spark.sql.caseSensitive``. Spark tells it to tasks and nobody else."""
+"""How this session of Spark compares names: ``spark.sql.caseSensitive``. Only tasks can ask Spark for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _CASE_SENSITIVE: Final = "spark.sql.caseSensitive"
 
 
 def names_of(context: TaskContext | None) -> Names:
-    """Return how names are compared, as Spark does by default if it does not say."""
+    """Return how names are compared. If Spark does not say: without regard to case, as is its default."""
     told = None if context is None else context.getLocalProperty(_CASE_SENSITIVE)
     return EXACT if told is not None and told.lower() == "true" else ANY_CASE

@@ -53,7 +53,8 @@ _MAX_SESSIONS: Final = 3
 
 
 def read_schema(options: SourceOptions) -> StructType:
-    """Return the schema of a read without one: from the logs' settings, or from each ledger's first entry."""
+    """Return the schema of a read for which the user gives none: from the logs' settings, or from each ledger's first
+    entry."""
     if options.ledgers is None:
         logs = open_logs(options)
         log = next(iter(logs.values()))

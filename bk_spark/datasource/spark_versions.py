@@ -28,5 +28,5 @@ def unfit(version: str | None) -> str | None:
         return None
     return (
         f"PySpark {version} is too old: the data source needs PySpark {RANGE}. {_INSTALL}, for driver and executors, "
-        "and unset SPARK_HOME where it names another Spark"
+        "and unset SPARK_HOME if it names another Spark"
     )

@@ -29,7 +29,7 @@ from bk_spark.datasource.source import BookKeeperDataSource
 from bk_spark.datasource.task_counts import BATCHES, TaskCounts
 from bk_spark.protocol.errors import InvalidArgumentError
 
-#: Queries that are kept; of more, those without news for longest go.
+#: The most queries that are kept. Those without news for the longest time go first.
 _MAX_QUERIES: Final = 1_000
 _PREFIX: Final = "bk_spark_stream"
 _OF_LOG: Final = {
@@ -62,7 +62,7 @@ class QueryMetrics:
     Parameters
     ----------
     query
-        Its name, or its id if it has none. Queries of several sessions, or one after the other, may have one name.
+        Its name, or its id if it has none. Several queries may have the same name, at once or one after another.
     query_id
         Its id, which its checkpoint keeps.
     values
@@ -71,7 +71,7 @@ class QueryMetrics:
     behind
         What is unread, by log: ``entries``, and if it is known, ``rows`` and ``bytes``.
     tasks
-        What the clients of its tasks did since :meth:`StreamMetrics.count_tasks`. None: nothing that is known.
+        What the clients of its tasks did since :meth:`StreamMetrics.count_tasks`. None if nothing is known.
     """
 
     query: str
@@ -124,7 +124,7 @@ class StreamMetrics(StreamingQueryListener):
         Returns
         -------
         ClientCounts or None
-            The sums since :meth:`count_tasks`. None: nothing that is known.
+            The sums since :meth:`count_tasks`. None if nothing is known.
         """
         return None if self._tasks is None else self._tasks.of(BATCHES)
 
@@ -134,7 +134,7 @@ class StreamMetrics(StreamingQueryListener):
         Returns
         -------
         list of QueryMetrics
-            One for each query that has told of its progress. A query that ended is kept with its last numbers.
+            One for each query that has reported progress. A query that ended is kept with its last numbers.
         """
         with self._lock:
             found = list(self._queries.values())
@@ -218,7 +218,7 @@ class StreamMetrics(StreamingQueryListener):
 
 
 def metrics_of(progress: Mapping[str, Any]) -> QueryMetrics:
-    """Return the metrics in the JSON of a query's progress. Sources of others count with their rows only."""
+    """Return the metrics in the JSON of a query's progress. Other sources count only with their rows."""
     behind: dict[str, Mapping[str, int]] = {}
     lost = 0
     for source in progress.get("sources", ()):
@@ -301,7 +301,7 @@ def _quoted(text: str) -> str:
 
 def _handler(metrics: StreamMetrics) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        #: A caller that is silent for longer is let go.
+        #: Seconds after which a silent caller is disconnected.
         timeout = 10
 
         def do_GET(self) -> None:
@@ -316,6 +316,6 @@ def _handler(metrics: StreamMetrics) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Say nothing: a scrape a minute is no news."""
+            """Log nothing: scrapes come every minute."""
 
     return Handler

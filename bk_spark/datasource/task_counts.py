@@ -1,10 +1,10 @@
 """What tasks count for :class:`bk_spark.StreamMetrics`: ledgers, retries.
 
-Tasks run in processes of executors, and Spark gives them no channel for metrics of their own. But it passes the
-accumulator of the Python function that a data source was registered with on to all functions of that source. So a
-source that the driver's program has registered may use accumulators, as a function of an RDD may, and one that Spark
-found by itself may not: Spark drops the updates of such tasks. The number of the accumulator reaches tasks as a setting
-of the session, since Spark passes those on.
+Tasks run in processes of executors, and Spark gives them no channel for metrics of their own. But a data source is
+registered as a Python function, and Spark passes that function's accumulator on to all functions of the source. So the
+tasks of a source that the driver's program has registered may use accumulators, as functions of an RDD may. Those of a
+source that Spark found by itself may not: Spark drops their updates. Tasks learn the number of the accumulator from a
+setting of the session.
 
 As with all accumulators, a task counts when it succeeds.
 """
@@ -31,7 +31,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 SETTING: Final = "spark.bookkeeper.taskCounts"
 #: What tasks of batches count under.
 BATCHES: Final = ""
-#: Queries that are kept; of more, those without news for longest go.
+#: The most queries that are kept. Those without news for the longest time go first.
 _MAX_QUERIES: Final = 1_000
 
 #: Counts in the order of the fields of ClientCounts, by query id.
@@ -73,8 +73,8 @@ class TaskCounts:
             spark.dataSource.register(source)
         except AnalysisException as error:
             raise InvalidArgumentError(
-                f"tasks cannot count with Spark {spark.version}, because it registers no source again that it has "
-                f"found by itself ({error.getCondition()}). Leave count_tasks out, or use a newer Spark"
+                f"tasks cannot count with Spark {spark.version}, because it does not register a source again that it "
+                f"has found by itself ({error.getCondition()}). Leave count_tasks out, or use a newer Spark"
             ) from error
         spark.conf.set(SETTING, str(self._accumulator.aid))
 
@@ -86,7 +86,7 @@ class TaskCounts:
 
 @contextmanager
 def counted(options: SourceOptions) -> Iterator[None]:
-    """Count what the client of a task does meanwhile, if the session wants it."""
+    """Count what the client of a task does meanwhile, if the session has the setting."""
     context = TaskContext.get()
     told = None if context is None else context.getLocalProperty(SETTING)
     if context is None or told is None:

@@ -26,7 +26,7 @@ class FoundLog:
 
 
 class LogCatalog:
-    """The logs below the znode ``root``. Each method includes every change acknowledged before the call.
+    """The logs below the znode ``root``. Each method sees every change that was acknowledged before the call.
 
     Methods raise MetadataUnavailableError if ZooKeeper does not answer.
     """
@@ -36,7 +36,7 @@ class LogCatalog:
         self._root = root
 
     def head(self, name: str) -> Head | None:
-        """Return the head of a log. Raises MetadataFormatError, and InvalidArgumentError for a name that no log has."""
+        """Return the head of a log, or None. Raises MetadataFormatError, and InvalidArgumentError for a wrong name."""
         path = head_path(self._root, check_log_name(name))
         znode = self._zk.get_latest(path)
         return None if znode is None else decode_head(znode.data, path)
@@ -72,7 +72,7 @@ class LogCatalog:
         return logs
 
     def names(self, *, deleted: bool) -> list[str]:
-        """Return the names of all logs, sorted; with ``deleted`` of those whose deletion has begun."""
+        """Return the names of all logs, sorted. With ``deleted``, return those of logs whose deletion has begun."""
         self._zk.sync(self._root)
         names = sorted(filter(is_log_name, self._zk.children(self._root) or []))
         paths = [head_path(self._root, name) for name in names]

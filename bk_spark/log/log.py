@@ -259,8 +259,8 @@ class Log(LogTables):
         """
         if self.settings.entry_format is not EntryFormat.RAW:
             raise LedgerRefusedError(
-                f"log {self.name} has entryFormat {self.settings.entry_format.value}: a ledger that was not made for "
-                "it can become part of a raw log only",
+                f"log {self.name} has entryFormat {self.settings.entry_format.value}: only a raw log takes ledgers "
+                "that were not made for it",
                 ledger_id=ledger_id,
             )
         registration = self.run(registered_steps(self._paths, ledger_id))

@@ -344,8 +344,8 @@ class LogStore:
     def delete_log(self, name: str, password: bytes) -> DeletionReport:
         """Delete a log and its ledgers, except those added by ``append_ledger``.
 
-        A log whose ledgers are in another cluster can be deleted, too: that cluster may have been made anew. Only the
-        log is deleted then. The other cluster's ledgers stay, and so do ledgers of this cluster with the same ids.
+        A log whose ledgers are in another cluster can be deleted, too: that cluster may have been created again. Then
+        only the log is deleted. The other cluster's ledgers stay, and so do ledgers of this cluster with the same ids.
 
         Parameters
         ----------
@@ -375,7 +375,7 @@ class LogStore:
             raise NoSuchLogError(f"there is no log {name} (no znode {head_path(self.root, name)}): check the name")
         ledgers = self._ledgers(found, password)
         if ledgers is None:
-            raise InvalidArgumentError(f"log {name} can be deleted from a store that has a client only")
+            raise InvalidArgumentError(f"log {name} can only be deleted from a store that has a client")
         log = BlockingLog(self._zk, found.paths, found.settings, self._now_ms, ledgers)
         return log.run(delete_steps(found.paths, ledgers.ledger_path, self._now_ms))
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class TailKeeper:
-    """Calls ``keep`` in its own thread at the start and whenever ``changed`` is set. ``keep`` returns after how many
-    milliseconds to call it again; None: when ``changed`` is set.
+    """Calls ``keep`` in a thread of its own: at the start, whenever ``changed`` is set, and after as many milliseconds
+    as ``keep`` returned. If it returned None, only ``changed`` matters.
 
     ``keep`` may send requests to ZooKeeper, for a few seconds in total.
     """

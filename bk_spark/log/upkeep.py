@@ -53,7 +53,7 @@ class LogUpkeep:
         return self._log.run(decision_steps(change, self._log.now_ms)) if dry_run else self._log.change(change)
 
     def give_up_tail(self, entries: int, *, dry_run: bool = False) -> range:
-        """Let a log go on whose open end is a ledger that was deleted: its offsets are lost, and later ones follow.
+        """Let a log continue although the ledger at its open end was deleted. Its offsets are lost, new ones follow.
 
         Reads of the lost offsets fail, or skip them where lost data may be skipped. Truncation removes them.
 
@@ -88,7 +88,7 @@ class LogUpkeep:
         Returns
         -------
         Policy
-            What maintenance keeps. Without a policy: everything.
+            What maintenance keeps. A new log has the default policy, which drops no rows.
         """
         self._log.zk.sync(self._log.paths.head)
         znode = self._log.pages.get(self._log.paths.policy)

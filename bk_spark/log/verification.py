@@ -1,7 +1,7 @@
 """Checks a log: compares its list with ledger metadata, registrations and the entries on bookies.
 
-Nothing is changed. Entries are read as any reader reads them, including digests. So a log without a problem can
-currently be read from its first to its last entry.
+Nothing is changed. Entries are read as any reader reads them, and their digests are checked. So a log without a problem
+can be read now, from its first to its last entry.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _registration(data: bytes, path: str, listed: _Listed, ledger_id: int) -> It
         yield from _each(Kind.METADATA_UNREADABLE, listed.segments(ledger_id), error.message)
         return
     if condemned:
-        yield from _each(Kind.CONDEMNED, listed.segments(ledger_id), f"so says znode {path}")
+        yield from _each(Kind.CONDEMNED, listed.segments(ledger_id), f"according to znode {path}")
 
 
 def _problem(kind: Kind, segment: Segment, first_entry: int, last_entry: int, detail: str) -> Problem:

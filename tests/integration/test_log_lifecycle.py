@@ -281,7 +281,7 @@ def test_l5_a_log_is_deleted_with_its_ledgers_and_made_again(
 
     with pytest.raises(UnauthorizedError, match="wrong password for log events"):
         store.delete_log("events", b"wrong")
-    with pytest.raises(InvalidArgumentError, match="has a client only"):
+    with pytest.raises(InvalidArgumentError, match="only be deleted from a store that has a client"):
         LogStore(client.zookeeper, store.root).delete_log("events", PASSWORD)
     report = store.delete_log("events", PASSWORD)
     assert (report.ledgers, report.not_fenced) == (3, ())

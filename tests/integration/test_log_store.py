@@ -228,7 +228,7 @@ def test_a_repeated_batch_with_other_rows_is_told_with_both_numbers(
         log.commit(request(log, 0, LedgerRange(ledger_id, 0, 9, 10, 100)))
     assert caplog.text == ""
     log.commit(request(log, 0, LedgerRange(2, 0, 6, 7, 70)))
-    assert "batch 0 of application 'app' was committed with 10 rows; repeated, it brings 7" in caplog.text
+    assert "batch 0 of application 'app' was committed with 10 rows; this repetition has 7" in caplog.text
 
 
 def test_many_writers_at_once_lose_and_repeat_nothing(

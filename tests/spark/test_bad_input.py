@@ -268,7 +268,7 @@ def test_a_frame_without_columns(connector: Connector, log: str, logs: LogStore,
     with _no_log_made(logs):
         kind, message = _refused(lambda: connector.write(frame, log, entryFormat=entry_format))
     assert kind == "InvalidArgumentError"
-    assert message == "the schema has no columns, so that there are no rows to see: select one at least"
+    assert message == "the schema has no columns, so the rows could not be counted: select at least one"
 
 
 def test_a_null_value(connector: Connector, log: str, logs: LogStore, client: BlockingClient) -> None:
@@ -302,7 +302,7 @@ def test_a_raw_row_above_the_frame_limit(
     assert kind == "InvalidArgumentError"
     assert message == (
         f"column value has {limit + 1} bytes in row 3 of partition 0; a bookie's frame limit allows {limit}: split the "
-        "value, or keep it elsewhere and write where it is"
+        "value, or store it elsewhere and write a reference to it"
     )
     _assert_empty(connector, logs, client, log, ledgers=False)
 
@@ -315,7 +315,7 @@ def test_an_arrow_row_above_the_frame_limit(
     assert kind == "InvalidArgumentError"
     assert re.fullmatch(
         r"row 3 of partition 0 makes an entry of 629\d{4} bytes \(column text has most of them\); a bookie's frame "
-        r"limit allows 52\d{5}: split the row, or keep column text elsewhere and write where it is",
+        r"limit allows 52\d{5}: split the row, or store column text elsewhere and write a reference to it",
         message,
     )
     assert logs.open_log(log).snapshot().next_offset == 0

@@ -220,7 +220,7 @@ def test_logs_that_do_not_go_together(connector: Connector, family: list[str], l
     frame = connector.reader("text string, offset bigint", logs=f"{arrow},{other}").load()
     assert [tuple(row) for row in frame.collect()] == [("a", 0), ("b", 0)]
     assert _refused(lambda: connector.reader("more double", logs=f"{arrow},{other}").load().count()) == (
-        f"log {arrow} has no column more; it has id, text: mend the schema given"
+        f"log {arrow} has no column more; it has id, text: correct the schema"
     )
 
 

@@ -152,7 +152,7 @@ def test_a_table_does_not_read_another_kind_of_log(connector: Connector, log: st
     connector.write(connector.spark.range(5), log, entryFormat="arrow")
     connector.spark.sql(f"CREATE TABLE {table} (value BINARY) USING bookkeeper")
     read = connector.spark.sql(f"SELECT * FROM {table} WITH ({_with(connector, log)})")
-    assert _refused(read.count) == f"log {log} has no column value; it has id: mend the schema given"
+    assert _refused(read.count) == f"log {log} has no column value; it has id: correct the schema"
 
 
 @pytest.mark.parametrize("how", ["append", "overwrite", "error", "ignore", "create", "createOrReplace"])

@@ -172,7 +172,7 @@ class TestArrowRead:
             _schema(("price", DecimalType(12, 4)), ("place", StructType([wanted["lat"]]))), stored, "log x"
         )
         check_arrow_read(_schema(("price", DecimalType(8, 3))), stored, "log x")
-        with pytest.raises(InvalidArgumentError, match="column place of log x has no field alt; it has lat, lon: mend"):
+        with pytest.raises(InvalidArgumentError, match="column place of log x has no field alt; it has lat, lon:"):
             check_arrow_read(_schema(("place", StructType([StructField("alt", LONG)]))), stored, "log x")
         with pytest.raises(InvalidArgumentError, match="column place.lat of log x is float and cannot"):
             check_arrow_read(_schema(("place", StructType([StructField("lat", LONG)]))), stored, "log x")
@@ -238,7 +238,7 @@ def test_a_schema_without_columns_is_refused_whoever_gives_it() -> None:
         lambda: check_raw_read(StructType()),
         lambda: check_arrow_read(StructType(), STORED, "log x"),
     ):
-        with pytest.raises(InvalidArgumentError, match="the schema has no columns.*select one at least"):
+        with pytest.raises(InvalidArgumentError, match="the schema has no columns.*select at least one"):
             check()
 
 

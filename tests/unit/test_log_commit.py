@@ -258,7 +258,7 @@ def test_a_sink_that_begins_late_is_told_so(zk: ModelLog) -> None:
 
 def test_a_repeated_batch_with_another_number_of_rows_is_told(zk: ModelLog) -> None:
     commit(zk, request(3, (1, 0, 9), query_batch_id=3))
-    for last, told in ((9, ""), (6, "was committed with 10 rows; repeated, it brings 7, of which none is taken")):
+    for last, told in ((9, ""), (6, "was committed with 10 rows; this repetition has 7, and none of them was added")):
         made = outcome(zk, request(3, (22, 0, last), run="run-2", query_batch_id=3))
         assert isinstance(made, AlreadyDone)
         assert told in made.result.warning

@@ -81,5 +81,5 @@ def test_who_writes_to_a_ledger_that_is_gone_is_asked_to_close_it() -> None:
 
 @pytest.mark.parametrize("entries", [-1, MAX_LOST_ENTRIES + 1])
 def test_a_number_out_of_bounds(entries: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"are 0 to {MAX_LOST_ENTRIES}: {entries}"):
+    with pytest.raises(InvalidArgumentError, match=f"must be 0 to {MAX_LOST_ENTRIES}, not {entries}"):
         GiveUpTail(PATHS, entries, ledger_path)

@@ -253,7 +253,7 @@ def test_versions_are_bounded() -> None:
     for number in range(MAX_SCHEMA_VERSIONS - 1):
         history = grown(history, id="integer", name="string", **{f"c{number}": "date"})
     assert len(history.versions()) == MAX_SCHEMA_VERSIONS
-    with pytest.raises(InvalidArgumentError, match="has 1000 versions, the most"):
+    with pytest.raises(InvalidArgumentError, match="has 1000 versions, which is the most"):
         grown(history, id="integer", name="string", one_more="date")
     settings = settings_of(history)
     assert decode_settings(encode_settings(LOG_ID, settings), "/z") == (LOG_ID, settings)
@@ -344,7 +344,7 @@ def test_damaged_versions_are_refused(damage: Any) -> None:
 
 
 def test_a_version_that_is_not_there_is_refused() -> None:
-    with pytest.raises(MetadataFormatError, match="versions 0 to 0, and none 1"):
+    with pytest.raises(MetadataFormatError, match="versions 0 to 0, but no version 1"):
         HISTORY.at(1)
     with pytest.raises(MetadataFormatError, match="at place 5 of 2"):
         SchemaHistory(HISTORY.first_json, (SchemaChange(1, ((5, json_of(columns(a="date")[0])),)),)).versions()

@@ -246,7 +246,7 @@ def test_a_writer_keeps_its_tail_after_its_session_expired(world: TailWorld) -> 
 def test_releasing_the_tail_leaves_it_open_for_the_next(world: TailWorld) -> None:
     place = world.run(opening(world))
     assert world.add(place.ledger_id, "one")
-    assert "sealed by who comes next" in world.run(change_steps(ReleaseTail(PATHS, A), world.clock))
+    assert "the next writer or commit seals its ledger" in world.run(change_steps(ReleaseTail(PATHS, A), world.clock))
     assert owner_is(world) is None
     assert world.open_tail is not None
     other = world.run(opening(world, "b"))

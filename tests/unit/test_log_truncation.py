@@ -145,7 +145,7 @@ def test_pages_in_the_index_need_to_be_named() -> None:
 
 
 def test_what_cannot_be_truncated_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="not negative: -1"):
+    with pytest.raises(InvalidArgumentError, match="must not be negative, got -1"):
         Truncate(PATHS, -1)
     zk = model()
     zk.transact([SetOp(PATHS.head, encode_head(Head(LOG_ID, 0, END, tail_page=2, deleted_time_ms=5)), -1)])

@@ -216,7 +216,7 @@ def test_a_message_that_is_gone_is_an_error_or_the_nearest_one() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"startingOffsets": '{"orders": "7:12"}', "failOnDataLoss": "false"}, "ledger 7 has 10 entries"),
+        ({"startingOffsets": '{"orders": "7:12"}', "failOnDataLoss": "false"}, "the topic has 10 entries in ledger 7"),
         ({"startingOffsets": '{"orders": "7:1:4"}'}, "a message of partition 4"),
         ({"startingOffsets": '{"clicks": -2}'}, "names topic persistent://public/default/clicks, which this read"),
         (

@@ -32,7 +32,7 @@ class BatchReader(DataSourceReader):
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
-        """The snapshot that every action on this DataFrame reads."""
+        """Return the tasks: the snapshot that every action on this DataFrame reads."""
         # Imported here because tasks do not need it.
         from bk_spark.datasource.batch.planner import batch_splits
 

@@ -51,7 +51,7 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     if split.lookup.names == ANY_CASE and names_of(TaskContext.get()) != ANY_CASE:
         raise InvalidArgumentError(
             f"the columns {', '.join(schema.fieldNames())} differ from those of the log in the case of a name, and "
-            "spark.sql.caseSensitive is true: mend the schema given"
+            "spark.sql.caseSensitive is true: correct the schema"
         )
     rows = EntryRows(arrow_schema(schema), split.entry_format, split.lookup)
     yield from read_pieces(options, split.pieces, rows.of, options.password())
@@ -63,7 +63,7 @@ def read_pieces(
     """Yield the rows that ``decode`` makes of the entries of ``pieces``, many entries at a time, in order.
 
     ``decode`` gets entries of about ``part_bytes`` at a time, if that is more than what comes in one answer. A deleted
-    ledger is what :func:`read_split` says of it.
+    ledger is an error, or is skipped, as in :func:`read_split`.
     """
     with counted(options):
         yield from _read_pieces(options, pieces, decode, password, part_bytes)
@@ -107,6 +107,6 @@ def without_first_ledger(pieces: Pieces, options: SourceOptions, error: NoSuchLe
         raise error
     raise LogRangeGoneError(
         f"{lost} are gone: the ledger was deleted (after truncation, retention or overwrite) since this read was "
-        "planned: begin it anew (the DataFrame, or the query), or read what is left with failOnDataLoss false",
+        "planned: start it again (the DataFrame, or the query), or read what is left with failOnDataLoss false",
         ledger_id=piece.ledger_id,
     ) from error

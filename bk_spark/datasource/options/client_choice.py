@@ -1,4 +1,4 @@
-"""How a read or write reaches the cluster: by which settings of the client."""
+"""The settings of the client that a read or write uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class ClientChoice:
-    """``conf``: a file with settings. ``transport``: instead of the one in the file. None: not given."""
+    """The file with settings, ``conf``, and the ``transport``, which replaces the file's. None: not given."""
 
     conf: str | None = None
     transport: str | None = None

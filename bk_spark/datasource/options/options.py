@@ -62,8 +62,8 @@ class SourceOptions(PulsarOptions):
         choice({one: one for one in (NATIVE, GRPC)}),
         Use.ALL,
         Group.WHERE,
-        "How bookies are reached: `native`, or `grpc`, which only our bookies serve ([grpc.md](grpc.md)). Without it: "
-        "what `clientConf` says, else `native`.",
+        "How bookies are reached: `native`, or `grpc`, which only our bookies serve ([grpc.md](grpc.md)). Default: "
+        "what `clientConf` says, or `native`.",
     )
     _password: str | None = option(
         "password", None, PASSWORD, Use.ALL, Group.WHERE, "Password of the ledgers.", secret=True
@@ -242,7 +242,12 @@ class SourceOptions(PulsarOptions):
         "logs' at one moment ([delivery.md](delivery.md#several-logs)).",
     )
     max_logs: int = option(
-        "maxLogs", "100", whole(1, 10_000), Use.WRITE, Group.WRITING, "With logColumn: the most logs of one write."
+        "maxLogs",
+        "100",
+        whole(1, 10_000),
+        Use.WRITE,
+        Group.WRITING,
+        "With logColumn: how many logs one write may name.",
     )
     skip_committed_batches: bool = option(
         "skipCommittedBatches",

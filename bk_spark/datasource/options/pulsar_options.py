@@ -95,7 +95,7 @@ class PulsarOptions(RangeOptions):
         Use.BATCH_READ,
         Group.PULSAR,
         "Read the compacted view, as a reader with `readCompacted` does: the newest message of each key up to the last "
-        "compaction, and everything behind. It has no start and no end of its own.",
+        "compaction, and everything after it. Options that say where a read starts or ends are refused.",
     )
     pulsar_check_crc: bool = option(
         "pulsarCheckCrc",

@@ -30,7 +30,7 @@ class TopicBatchReader(DataSourceReader):
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
-        """The snapshot that every action on this DataFrame reads."""
+        """Return the tasks: the snapshot that every action on this DataFrame reads."""
         check_topic_read(self._options, self._schema)
         return [*batch_splits(self._options)]
 

@@ -100,7 +100,7 @@ class DecodedValues:
         return found
 
     def _newest(self) -> StoredSchema:
-        """The version that the column is read as, if its schema is the topic's."""
+        """Return the version that the column is read as, if its schema is the topic's."""
         versions = self._versions()
         return versions[max(versions)]
 
@@ -110,7 +110,7 @@ class DecodedValues:
 
 @functools.lru_cache(256)
 def _read_versions(pid: int, options: SourceOptions, path: str, topic: TopicName) -> dict[int, StoredSchema]:
-    """The versions of a schema. A task of another process, and another topic, reads them anew."""
+    """Return the versions of a schema. Each process reads those of each topic once."""
     return stored_schemas(topic, stores_of(options).local, bookies_of(options))
 
 

@@ -151,13 +151,16 @@ def _by_full_name(wanted: Mapping[str, Wanted], topics: Mapping[str, object]) ->
 
 
 def _at_time(numbers: EntryNumbers, end: int, time_ms: int, is_end: bool) -> Found:
-    """A ledger tells when it was closed, by the broker's clock. Entries between are filtered by the time at which their
-    producers published them."""
+    """Return the entry where a read from or to a time starts or ends.
+
+    The list of ledgers says when each was closed, by the broker's clock. Tasks leave out the rest by the times at which
+    producers published the messages.
+    """
     number = numbers.first
     if is_end:
         number = end
         for one in reversed(numbers.ledgers):
-            # Everything behind a ledger that was closed later was stored later.
+            # Everything after a ledger that was closed later was stored later.
             if one.closed_at_ms is not None and one.closed_at_ms > time_ms + _CLOCKS_MS:
                 number = numbers.number(Position(one.ledger_id, one.entries))
     else:
@@ -186,7 +189,8 @@ def _at_message(
         last = next((ledger.entries for ledger in numbers.ledgers if ledger.ledger_id == one.ledger_id), 0)
         if one.entry_id > last:
             raise InvalidArgumentError(
-                f"option {option} gives topic {name} the message {one}: ledger {one.ledger_id} has {last} entries of it"
+                f"option {option} gives topic {name} the message {one}: the topic has {last} entries in ledger "
+                f"{one.ledger_id}"
             )
     if numbers.first <= number <= end:
         batch = (position, one.batch_index) if one.batch_index > 0 else None

@@ -137,7 +137,7 @@ class _TopicRows:
         try:
             rows = self._decoder.decode_at(*found)
         except ChunksMissing as missing:
-            # Compaction knows no chunks: of a chunked message it keeps the last one, which is no message.
+            # Compaction does not know chunks. It keeps the last chunk of a message, which is not a message by itself.
             self._decoder.leave_out(missing.uuids)
             rows = self._decoder.decode_at(*found)
         yield from rows
@@ -170,7 +170,7 @@ class _TopicRows:
 
 
 def _as_text(column: pa.Array, wanted: pa.Field, where: str) -> pa.Array:
-    """Return a binary column that is read as a string. Raises InvalidArgumentError if it is no text."""
+    """Return a binary column that is read as a string. Raises InvalidArgumentError if it is not UTF-8."""
     if column.type != pa.binary() or wanted.type != pa.string():
         return column
     try:

@@ -27,7 +27,7 @@ _REMEDY: Final = "read it as binary (pulsarValues binary)"
 
 
 def topic_schema(options: SourceOptions) -> StructType:
-    """Return the schema of a read without one. Asks the stores only if values are to be decoded.
+    """Return the schema of a read for which the user gives none. Asks the stores only if values are to be decoded.
 
     Raises NoSuchTopicError, and InvalidArgumentError if the topics' values have different types.
     """

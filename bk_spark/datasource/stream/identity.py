@@ -1,5 +1,5 @@
 """Which micro-batch a task works for, according to Spark. Known in tasks of a streaming write and of a batch write in
-foreachBatch. Spark tells the committing process nothing, so the commit messages carry the ids there."""
+foreachBatch. Spark tells the committing process nothing, so the commit messages carry the ids to it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class MicroBatch:
 
 
 def query_id_of(context: TaskContext) -> str | None:
-    """Return the id of the query that a task works for, also if it only reads. None: it is of a batch."""
+    """Return the id of the query that a task works for, also if it only reads, or None for a task of a batch."""
     found: str | None = context.getLocalProperty(_QUERY_ID)
     return found
 
 
 def micro_batch(context: TaskContext | None) -> MicroBatch | None:
-    """Return the micro-batch of a task, or None if it has none or Spark does not tell. In foreachBatch, jobs started
-    from a user's own thread have the properties only with ``pyspark.inheritable_thread_target``."""
+    """Return the micro-batch of a task, or None if it has none or Spark does not say. In foreachBatch, jobs that a
+    user's own thread starts have the properties only with ``pyspark.inheritable_thread_target``."""
     if context is None:
         return None
     query_id, run, batch_id = (context.getLocalProperty(name) for name in (_QUERY_ID, _RUN_ID, _BATCH_ID))

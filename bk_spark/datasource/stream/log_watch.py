@@ -127,8 +127,8 @@ class LogWatch(_Watched[LogSnapshot]):
 
 
 def look_at_logs(zk: ZooKeeper, watches: Iterable[LogWatch], *, latest: bool) -> None:
-    """Check all ``watches`` that are due, or with ``latest`` all of them, in one pass. If a log cannot be read, the
-    next read of that log reports it."""
+    """Check the ``watches`` that are due (with ``latest``: all of them) in one pass. If a log cannot be read, the next
+    read of that log reports it."""
     due = [watch for watch in watches if latest or watch._is_due]
     if not due:
         return

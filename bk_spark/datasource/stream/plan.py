@@ -47,14 +47,14 @@ class Waiting:
 
 
 class DataLoss:
-    """Reports missing ranges: as an error, or as one warning for each."""
+    """Reports missing ranges: raises an error if ``fail`` is set, otherwise logs one warning for each range."""
 
     def __init__(self, fail: bool) -> None:
         self._fail = fail
         self._warned: set[tuple[str, int, int]] = set()
 
     def gone(self, name: str, start: int, end: int) -> None:
-        """Report that ``[start, end)`` was dropped. Raises LogRangeGoneError."""
+        """Report that ``[start, end)`` was dropped. Raises LogRangeGoneError, or warns."""
         self._report(
             name,
             start,
@@ -64,7 +64,7 @@ class DataLoss:
         )
 
     def beyond(self, name: str, start: int, end: int) -> None:
-        """Report that ``[start, end)`` is in the checkpoint but not in the log. Raises LogRangeGoneError."""
+        """Report that ``[start, end)`` is in the checkpoint but not in the log. Raises LogRangeGoneError, or warns."""
         self._report(
             name,
             start,
@@ -74,7 +74,7 @@ class DataLoss:
         )
 
     def missing(self, name: str, read_to: int) -> None:
-        """Report that log ``name``, which was read up to ``read_to``, no longer exists. Raises NoSuchLogError."""
+        """Report that log ``name``, read up to ``read_to``, no longer exists. Raises NoSuchLogError, or warns."""
         what = f"log {name}, which the query has read up to offset {read_to}, no longer exists"
         if self._fail:
             raise NoSuchLogError(f"{what}{_REMEDY}")

@@ -1,8 +1,8 @@
 """Tells ZooKeeper how far a query has read, for the page of the cluster.
 
 Nothing depends on it: a query's position is in its checkpoint. One ephemeral znode for each query's source is written
-at most once in ten seconds, and only if something changed: also if another session began, since the znode ended with
-the old one. A query that runs for a shorter time writes nothing.
+at most once in ten seconds, and only if something changed, or if another session began: the znode ended with the old
+one. A query that runs for less than ten seconds writes nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ProgressTeller:
         self._session_id = 0
 
     def tell(self, begun: StreamOffset, extents: Mapping[str, Extent]) -> None:
-        """Everything before ``begun`` was read. ``extents``: what is there. Never fails."""
+        """Tell that all before ``begun`` was read, of the ``extents`` that are readable. Errors are only logged."""
         if self._now_s() < self._next_s:
             return
         positions = [

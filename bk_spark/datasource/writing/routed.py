@@ -103,7 +103,7 @@ class _Routing:
         for one in messages:
             if not isinstance(one, RoutedMessage):
                 raise InvalidArgumentError(
-                    f"a task of {len(messages)} left no commit message: the batch is not complete, run it again"
+                    f"one of {len(messages)} tasks left no commit message: the batch is not complete, run it again"
                 )
             for name, message in one.messages.items():
                 by_log.setdefault(name, []).append(message)

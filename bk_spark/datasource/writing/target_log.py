@@ -165,7 +165,7 @@ def _check_settings(settings: LogSettings, options: SourceOptions, schema: Struc
 
 
 def _check_columns(target: TargetLog) -> None:
-    """Check the columns before tasks do, who alone know how Spark compares names."""
+    """Check the columns before tasks do. Only tasks know how Spark compares names, so both ways are tried."""
     try:
         plan = target.plan(ANY_CASE)
     except InvalidArgumentError:

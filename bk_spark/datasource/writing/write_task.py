@@ -57,7 +57,7 @@ def write_task(
 ) -> tuple[tuple[LedgerRange, ...], int]:
     """Append a task's rows. Returns where they are, and the version of the log's schema that they have.
 
-    A task without rows uses no ledger. With ``cache``, ledgers stay open for the next task of ``run``. ``names`` tells
+    A task without rows uses no ledger. With ``cache``, ledgers stay open for the next task of ``run``. ``names`` says
     how Spark compares names.
 
     Raises InvalidArgumentError for a row that cannot be written, RunRetiredError, errors of the ledger client.

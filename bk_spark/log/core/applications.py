@@ -121,8 +121,8 @@ def told_of_repetition(application: Application, request: CommitRequest, log_nam
     if application.rows == request.rows:
         return ""
     return (
-        f"{batch} was committed with {application.rows} rows; repeated, it brings {request.rows}, of which none is "
-        "taken. A batch must have the same rows at each attempt: see docs/delivery.md"
+        f"{batch} was committed with {application.rows} rows; this repetition has {request.rows}, and none of them was "
+        "added. A batch must have the same rows at each attempt: see docs/delivery.md"
     )
 
 

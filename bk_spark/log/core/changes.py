@@ -248,8 +248,8 @@ class _Attempts(Generic[_T]):
             if ledger_id in self.missing:
                 raise NoSuchLedgerError(
                     f"the ledger at the open end of log {self.change.paths.name} was deleted, so nobody can say where "
-                    "the log ends, and it takes no more entries. Write to a new log, or let this one go on behind what "
-                    "is lost: bkctl log give-up-tail",
+                    "the log ends, and it takes no more entries. Write to a new log, or let this one continue after "
+                    "the lost entries: bkctl log give-up-tail",
                     ledger_id=ledger_id,
                 ) from event.error
             # The znode that referred to it may have changed since, or the whole log may be deleted.

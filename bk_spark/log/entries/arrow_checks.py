@@ -1,10 +1,10 @@
-"""What an Arrow stream claims, checked before memory is allocated for it, and its batches, before values are read.
+"""Checks the sizes in an Arrow stream before memory is allocated for them, and batches before their values are read.
 
-pyarrow trusts both. A compressed buffer begins with the size that it will have, and a few kilobytes may stand for
-gigabytes. Offsets and indexes of a batch lead anywhere in memory, so that a damaged one ends the process.
+pyarrow trusts both. A compressed buffer begins with its size after decompression, so a few kilobytes can claim
+gigabytes. The offsets and indexes of a damaged batch can point anywhere in memory, and reading them ends the process.
 
-A stream's messages (Arrow's "IPC streaming format", Message.fbs) are flatbuffers, whose structure pyarrow verifies. Of
-these fields only are read here::
+A stream's messages (Arrow's "IPC streaming format", Message.fbs) are flatbuffers, whose structure pyarrow verifies.
+Only these of their fields are read here::
 
     Message          1: type of the header, 2: header
     DictionaryBatch  1: record batch
@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from bk_spark.protocol.errors import CorruptFileError
 
-#: An entry may take this much memory. Only compressed ones, of at most a frame, can exceed it.
+#: The most memory that an entry may take. Only a compressed entry can need more: others are no larger than a frame.
 MAX_ENTRY_MEMORY_BYTES: Final = 256 * 1024 * 1024
-#: Rows of an entry. More than a byte each, as they are written, do not fit into the largest ``entryBytes``.
+#: The most rows of an entry. More of them do not fit into the largest ``entryBytes``, even at one byte a row.
 MAX_ENTRY_ROWS: Final = 2**26
 _DICTIONARY, _BATCH = 2, 3
 _U16: Final = struct.Struct("<H")
@@ -34,8 +34,8 @@ _BUFFER: Final = struct.Struct("<qq")
 
 
 def memory_bytes(stream: pa.Buffer) -> int:
-    """Return how much the compressed buffers of an Arrow stream will take. Raises pa.ArrowException, OSError and
-    struct.error for bytes that are no stream."""
+    """Return how many bytes the compressed buffers of an Arrow stream claim to take without compression. Raises
+    pa.ArrowException, OSError and struct.error for bytes that are no stream."""
     total = 0
     for message in pa.ipc.MessageReader.open_stream(stream):
         if message.body is not None:
@@ -44,7 +44,8 @@ def memory_bytes(stream: pa.Buffer) -> int:
 
 
 def check_memory(stream: pa.Buffer, where: str) -> None:
-    """Check what a stream claims. Raises CorruptFileError, and as :func:`memory_bytes`."""
+    """Raise CorruptFileError if a stream claims more than MAX_ENTRY_MEMORY_BYTES. Also raises as
+    :func:`memory_bytes`."""
     claimed = memory_bytes(stream)
     if claimed > MAX_ENTRY_MEMORY_BYTES:
         raise CorruptFileError(
@@ -54,7 +55,7 @@ def check_memory(stream: pa.Buffer, where: str) -> None:
 
 
 def check_batch(batch: pa.RecordBatch, where: str) -> None:
-    """Check that every value of a batch is where it says. Raises CorruptFileError.
+    """Raise CorruptFileError for too many rows, or if offsets or indexes lead outside of the batch's buffers.
 
     Text need not be UTF-8: Spark writes what its strings hold.
     """
@@ -62,7 +63,7 @@ def check_batch(batch: pa.RecordBatch, where: str) -> None:
         raise CorruptFileError(f"{where} claims {batch.num_rows} rows; at most {MAX_ENTRY_ROWS} are read")
     try:
         batch.validate()
-        # Names of columns are text, and nobody could ask for another.
+        # Reading the names raises UnicodeDecodeError if one is not UTF-8: nobody could ask for that column.
         for _, column in zip(batch.schema.names, batch.columns, strict=True):
             column.view(_without_text(column.type)).validate(full=True)
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -71,7 +72,7 @@ def check_batch(batch: pa.RecordBatch, where: str) -> None:
 
 @functools.lru_cache(256)
 def _without_text(data_type: pa.DataType) -> pa.DataType:
-    """Return the type with the same buffers whose text is bytes."""
+    """Return the type with the same buffers in which strings are binary."""
     inner = _without_text
     if pa.types.is_string(data_type):
         return pa.binary()

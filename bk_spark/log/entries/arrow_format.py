@@ -31,7 +31,7 @@ _WORTH_SHARE: Final = 0.9
 #: An entry may have less and more than its target, by these factors, so that it ends where a batch does.
 _LEAST_SHARE: Final = 0.6
 _MOST_SHARE: Final = 1.2
-#: Entries without a trial between two that are in vain, at most.
+#: The most entries without a trial after one that did not pay.
 _LONGEST_PAUSE: Final = 64
 
 
@@ -109,7 +109,7 @@ def batches_in(entry: memoryview, where: str, projection: Projection | None = No
 def schema_in(entry: memoryview, where: str) -> pa.Schema:
     """Return the schema of one entry. Raises as :func:`batches_in`."""
     with _stream_in(entry, where) as stream:
-        _ = stream.schema.names  # not text: an error here, not where they are used
+        _ = stream.schema.names  # raises here, and not where they are used, if one is not UTF-8
         return stream.schema
 
 
@@ -141,10 +141,10 @@ def _canonical(batch: pa.RecordBatch, schema: pa.Schema, names: Names) -> pa.Rec
 
 
 class _CompressionTrials:
-    """Says for which entries to try compression: rarely where it was in vain before, since data seldom change much."""
+    """Decides which entries to try to compress: fewer after trials that did not pay, since data seldom changes much."""
 
     def __init__(self) -> None:
-        #: Entries to write without a trial, now and after the next trial that is in vain.
+        #: Entries to write without a trial: now, and after the next trial that does not pay.
         self._untried, self._pause = 0, 1
 
     def is_due(self) -> bool:
@@ -223,5 +223,5 @@ class _EntryWriter:
             limit = f"a reader takes at most {MAX_ENTRY_MEMORY_BYTES}"
         return InvalidArgumentError(
             f"row {self._rows} of partition {self._partition} {size} (column {largest} has most of them); {limit}: "
-            f"split the row, or keep column {largest} elsewhere and write where it is"
+            f"split the row, or store column {largest} elsewhere and write a reference to it"
         )

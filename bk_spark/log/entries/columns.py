@@ -1,7 +1,7 @@
 """The columns of a log and their types. They are Spark's, under the names of its JSON form.
 
-Types that this module does not know are kept by name: a newer Spark may have written them. Who needs their Arrow form
-refuses them.
+Types that this module does not know are kept by name: a newer Spark may have written them. Code that needs their Arrow
+form refuses them.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class EntryRows:
             if position is not None:
                 columns.append(batch.column(position))
             elif origin.log is not None:
-                # Its column is younger than this entry.
+                # The column was added to the log after this entry.
                 columns.append(pa.nulls(batch.num_rows, one.type))
             else:
                 raise InvalidArgumentError(
@@ -191,8 +191,8 @@ def as_batch(columns: list[pa.Array], schema: pa.Schema, where: str, names: Name
         except pa.ArrowException as error:
             raise InvalidArgumentError(
                 f"column {one.name} in {where} cannot be read as {one.type}: {error}; leave the schema out, give a "
-                "wider type, or let its fields be null. Who began before the log's columns became wider has to begin "
-                "again, with the schema that they have now"
+                "wider type, or make its fields nullable. A read that began before the log's columns became wider must "
+                "be started again, with their present schema"
             ) from error
         # Spark trusts the schema: a null would become a 0, or a NullPointerException far from here.
         if array.null_count and not one.nullable:

@@ -1,7 +1,7 @@
 """Columns of an entry as another version of the schema, or a reader, wants them. Pure.
 
 Fields of structs are found by name. What the entry lacks is null. A type may be wider than that of the entry, or
-narrower: then every value must fit, since a number that changes unseen is worse than an error.
+narrower: then every value must fit, since a number that changes unnoticed is worse than an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ColumnLookup:
 
 
 def position_in(fields: Iterable[str], name: str, names: Names) -> int | None:
-    """Return the position of ``name`` among ``fields``. The same spelling goes before any other. None: not there."""
+    """Return the position of ``name`` among ``fields``, or None. An exact match takes precedence."""
     other = None
     for position, one in enumerate(fields):
         if one == name:
@@ -89,7 +89,7 @@ def _with_child(array: pa.Array, wanted: pa.DataType, child: pa.Array) -> pa.Arr
 
 
 def _check_same(array: pa.Array, found: pa.Array) -> None:
-    """Raise pa.ArrowInvalid for a float that a narrower type rounds. Arrow's cast does not tell."""
+    """Raise pa.ArrowInvalid for a float that a narrower type rounds. Arrow's cast does not report it."""
     differs = pc.and_(pc.not_equal(found.cast(array.type), array), pc.invert(pc.is_nan(array)))
     if pc.any(differs).as_py():
         value = array[pc.index(differs, True).as_py()].as_py()

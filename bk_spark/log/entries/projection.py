@@ -1,7 +1,7 @@
 """Which columns of an entry are decoded: those that a reader asked for. Pure.
 
-Each entry has its own schema, and few schemas follow one another in a log. So the choice is made once for each schema,
-found again by the bytes of the schema's message, which begins a stream (Arrow's "IPC streaming format")::
+Each entry has its own schema, but the entries of a log have few different ones. So the choice is made once for each
+schema. Its key is the bytes of the schema's message, which begins a stream (Arrow's "IPC streaming format")::
 
     i32 -1, i32 size, size bytes of metadata
 """
@@ -49,7 +49,7 @@ class Projection:
         positions = (position_in(own, name, self._names) for name in self._wanted)
         found = {position for position in positions if position is not None}
         if not found and own:
-            # An entry without columns has no number of rows either. Columns of one width are the cheapest.
+            # Without any column, the number of rows would be lost. A narrow column of fixed width is the cheapest.
             found = {min(range(len(own)), key=lambda at: (_width(schema.field(at).type), at))}
         if len(found) == len(own):
             return pa.ipc.IpcReadOptions()

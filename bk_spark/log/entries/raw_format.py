@@ -35,8 +35,8 @@ def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int
                 first = int(np.argmax(sizes > max_value_bytes))
                 raise InvalidArgumentError(
                     f"column {VALUE} has {int(sizes[first])} bytes in row {row_number + first} of partition "
-                    f"{partition}; a bookie's frame limit allows {max_value_bytes}: split the value, or keep it "
-                    "elsewhere and write where it is"
+                    f"{partition}; a bookie's frame limit allows {max_value_bytes}: split the value, or store it "
+                    "elsewhere and write a reference to it"
                 )
             yield payloads
         row_number += batch.num_rows

@@ -1,4 +1,4 @@
-"""What a write's rows become in a log: as which version of its schema, or merged into it. Pure."""
+"""How a write's rows fit into a log: as a version of its schema, or merged into it. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bk_spark.log.formats.schema_merge import Names, fields_of, schema_json_of
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan:
-    """How rows are written: with the columns of ``schema``, as version ``version`` of the log's schema. ``names`` tells
+    """How rows are written: with the columns of ``schema``, as version ``version`` of the log's schema. ``names`` says
     how the rows' columns are found.
 
-    If the commit merges columns, the version is the one that it finds or makes, and ``version`` means nothing.
+    If the commit merges columns, it finds or makes the version, and ``version`` means nothing.
     """
 
     schema: Schema
@@ -27,9 +27,9 @@ class RowsPlan:
 def plan_rows(schemas: SchemaHistory, written: Schema, names: Names, log: str, *, merge: bool) -> RowsPlan:
     """Plan the writing of rows with the columns ``written``.
 
-    Without ``merge``, the rows need exactly the columns of one version of the schema, in any order. So whoever wrote
-    before others added columns goes on as before. With ``merge``, the rows get the log's names and types, and columns
-    that the rows lack are left out of entries: readers find nulls.
+    Without ``merge``, the rows need exactly the columns of one version of the schema, in any order. So a writer that
+    does not know columns added by others continues as before. With ``merge``, the rows get the log's names and types,
+    and columns that the rows lack are left out of entries: readers find nulls.
 
     Raises InvalidArgumentError, which names the column.
     """

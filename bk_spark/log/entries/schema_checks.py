@@ -1,4 +1,4 @@
-"""Which columns a read or a write may have, and what is said of those that do not fit."""
+"""Which columns a read or a write may have, and the errors for those that do not fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALUE: Final = "value"
 _LONG: Final = Atomic("long")
 _BINARY: Final = Atomic("binary")
 _STRING: Final = Atomic("string")
-#: The way out where a merge of schemas would do.
+#: The remedy where a merge of schemas would help.
 _MERGE: Final = "set the option mergeSchema (merge_schema of Log.write) to true"
 #: Columns that describe an entry rather than its content.
 METADATA_COLUMNS: Final = (
@@ -30,7 +30,7 @@ RAW_SCHEMA: Final = Struct((Column(VALUE, _BINARY), *METADATA_COLUMNS))
 def check_has_columns(schema: Schema) -> None:
     """Raise InvalidArgumentError if there are no columns: such rows have no bytes, so their number would be lost."""
     if not schema.fields:
-        raise InvalidArgumentError("the schema has no columns, so that there are no rows to see: select one at least")
+        raise InvalidArgumentError("the schema has no columns, so the rows could not be counted: select at least one")
 
 
 def check_no_duplicates(schema: Schema) -> None:
@@ -80,7 +80,7 @@ def check_raw_read(schema: Schema) -> None:
         known = RAW_SCHEMA.find(one.name)
         if known is None:
             raise InvalidArgumentError(
-                f"entryFormat raw has no column {one.name}; it has {', '.join(RAW_SCHEMA.names)}: mend the schema given"
+                f"entryFormat raw has no column {one.name}; it has {', '.join(RAW_SCHEMA.names)}: correct the schema"
             )
         allowed = (_BINARY, _STRING) if one.name == VALUE else (known.type,)
         if one.type not in allowed:
@@ -103,7 +103,7 @@ def check_arrow_read(wanted: Schema, stored: Schema, owner: str, names: Names = 
         known = stored.find(one.name) or metadata.get(one.name) or _named(stored, one.name, names)
         if known is None:
             raise InvalidArgumentError(
-                f"{owner} has no column {one.name}; it has {', '.join(stored.names)}: mend the schema given"
+                f"{owner} has no column {one.name}; it has {', '.join(stored.names)}: correct the schema"
             )
         _check_type_read(known.type, one.type, one.name, owner, names)
 
@@ -115,8 +115,8 @@ def _check_type_read(stored: ColumnType, wanted: ColumnType, path: str, owner: s
                 known = _named(stored, one.name, names)
                 if known is None:
                     raise InvalidArgumentError(
-                        f"column {path} of {owner} has no field {one.name}; it has {', '.join(stored.names)}: mend the "
-                        "schema given"
+                        f"column {path} of {owner} has no field {one.name}; it has {', '.join(stored.names)}: correct "
+                        "the schema"
                     )
                 _check_type_read(known.type, one.type, f"{path}.{one.name}", owner, names)
         case ArrayOf(), ArrayOf():
@@ -133,7 +133,7 @@ def _check_type_read(stored: ColumnType, wanted: ColumnType, path: str, owner: s
 
 
 def _may_hold(stored: ColumnType, wanted: ColumnType, names: Names) -> bool:
-    """Whether one type widens to the other, or both are decimals. Whether values fit, shows when they are read."""
+    """Whether one type widens to the other, or both are decimals. Values that do not fit are refused when read."""
     if not isinstance(stored, Atomic) or not isinstance(wanted, Atomic) or wanted.name == "void":
         return stored == Atomic("void")
     try:
@@ -144,7 +144,7 @@ def _may_hold(stored: ColumnType, wanted: ColumnType, names: Names) -> bool:
 
 
 def _named(schema: Schema, name: str, names: Names) -> Column | None:
-    """Return the column of this name. The same spelling goes before any other."""
+    """Return the column of this name. An exact match takes precedence."""
     return schema.find(name) or next((one for one in schema.fields if names.key(one.name) == names.key(name)), None)
 
 
@@ -173,7 +173,7 @@ def _has_names_within(stored: ColumnType, wanted: ColumnType) -> bool:
 def check_same_names(written: Schema, stored: Schema, log: str, names: Names = EXACT, *, remedy: str = "") -> None:
     """Raise InvalidArgumentError, naming the first difference, unless the data has columns of the log's names.
 
-    ``remedy`` says what else helps against a column too many.
+    ``remedy`` adds another way to deal with a column that the log lacks.
     """
     for one in written.fields:
         if _named(stored, one.name, names) is None:

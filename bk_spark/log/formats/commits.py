@@ -18,8 +18,8 @@ from bk_spark.log.formats.proto import log_formats_pb2 as pb
 from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.protocol.arrays import Int64s
 
-#: Commits without segments that follow one another directly. A page must have room for them and a segment; of more,
-#: the oldest are dropped.
+#: The most commits without segments at the end of a page: it must have room for a segment, too. The oldest of more are
+#: dropped.
 MAX_BARE_COMMITS: Final = 64
 _MAX_COMMITS: Final = 1 << 15
 _MAX_INT64: Final = (1 << 63) - 1
@@ -54,8 +54,8 @@ _MOVING: Final = (_NUMBERS[CommitKind.OVERWRITE], _NUMBERS[CommitKind.TRUNCATE])
 class CommitRecord:
     """One commit, or a page's part of it.
 
-    ``segments`` is their number. ``app`` and ``batch`` are None for whoever has no name. ``first_offset`` is where the
-    log begins since an overwrite or a truncation, and None for other kinds.
+    ``segments`` is their number. ``app`` and ``batch`` are None for a commit without a name. ``first_offset`` is where
+    the log begins after an overwrite or a truncation, and None for other kinds.
     """
 
     kind: CommitKind
@@ -93,7 +93,7 @@ class CommitTable:
 
     @classmethod
     def begin(cls, first_offset: int, unrecorded: int) -> CommitTable:
-        """Return no commits, of a log that begins at ``first_offset``."""
+        """Return an empty table for a log that begins at ``first_offset``."""
         none = np.empty(0, np.int64)
         return cls(first_offset, unrecorded, (), none, none, none, none, none, none, none)
 

@@ -93,7 +93,7 @@ class CommitMessage:
     query_batch_id
         The query's own batch number. In ``foreachBatch`` it can differ from ``batch_id``.
     schema_version
-        The version of the log's schema whose columns the rows have. Of no use if the commit merges their columns.
+        The version of the log's schema whose columns the rows have. Ignored if the commit merges their columns.
     case_sensitive
         Whether the task's columns differ from others by the case of their names, for a commit that merges them.
     """
@@ -141,8 +141,8 @@ class CommitRequest:
     skip_committed
         Count the batch as done if the query has committed later ones. For a query whose checkpoint was set back.
     consecutive
-        The query commits each of its batches to this log, one after another, as a sink does. So a batch is refused that
-        does not follow the query's last one in the log.
+        The query commits each of its batches to this log, one after another, as a sink does. So a batch that does not
+        follow the query's last one in the log is refused.
     merge_schema
         The rows' columns, as a schema in Spark's JSON form. The log's schema grows by what it lacks, in the transaction
         that adds the rows. None: the rows have the columns of the version that the messages name.

@@ -165,7 +165,8 @@ class LogPaths:
         return f"{self.run(app, run)}/{ledger_id}"
 
     def run_at(self, app_key: str, run_key: str) -> str:
-        """Path of a run by znode names: :func:`app_key` and :func:`run_key`, or ``WRITERS`` or ``INDEX`` and a UUID."""
+        """Return the znode of the run with these znode names: :func:`app_key` and :func:`run_key`, or ``WRITERS`` or
+        ``INDEX`` and a UUID."""
         return f"{self.runs_at(app_key)}/{run_key}"
 
     def runs_at(self, app_key: str) -> str:
@@ -188,7 +189,7 @@ class LogPaths:
 
     @property
     def policy(self) -> str:
-        """The znode of the retention, message ``Policy``. Missing: the default policy."""
+        """The znode of the retention, message ``Policy``. It is created with the log."""
         return f"{self.head}/policy"
 
     @property

@@ -26,7 +26,7 @@ from bk_spark.log.formats.schema_merge import (
 )
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 
-#: A segment names its version, so that a log that grows with each batch would make its list larger, too.
+#: Each segment names its version. So a schema that grew with each batch would enlarge the settings and every page.
 MAX_SCHEMA_VERSIONS: Final = 1000
 
 
@@ -77,7 +77,7 @@ class SchemaHistory:
     def at(self, number: int) -> str:
         """Return a version's schema. Raises MetadataFormatError if there is no such version, or it is damaged."""
         if not 0 <= number <= self.version:
-            raise MetadataFormatError(f"the log's schema has versions 0 to {self.version}, and none {number}")
+            raise MetadataFormatError(f"the log's schema has versions 0 to {self.version}, but no version {number}")
         return _schema_at(self.first_json, self.changes[:number])
 
     def versions(self) -> list[SchemaVersion]:
@@ -91,11 +91,11 @@ class SchemaHistory:
         return found
 
     def grown(self, written_json: str, time_ms: int, names: Names, log: str) -> SchemaHistory:
-        """Return the history in which the current version holds rows with the columns ``written_json``: this one, or
-        one with a version more.
+        """Return a history whose current version can hold rows with the columns ``written_json``: this one, or one with
+        one more version.
 
-        The rows need all columns of version 0. Columns that were added later may be missing: who adds columns does not
-        stop others that do not know them.
+        The rows need all columns of version 0. Columns that were added later may be missing: a writer that adds columns
+        must not stop those that do not know them.
 
         Raises
         ------
@@ -121,13 +121,12 @@ class SchemaHistory:
             return self
         if self.version + 1 >= MAX_SCHEMA_VERSIONS:
             raise InvalidArgumentError(
-                f"the schema of log {log} has {self.version + 1} versions, the most that there can be: write to a new "
-                "log"
+                f"the schema of log {log} has {self.version + 1} versions, which is the most: write to a new log"
             )
         return replace(self, changes=(*self.changes, SchemaChange(time_ms, changed)))
 
     def version_of(self, written_json: str, names: Names) -> int | None:
-        """Return the latest version that has exactly the columns ``written_json``, in any order. None: no version."""
+        """Return the latest version that has exactly the columns ``written_json``, in any order, or None."""
         written = fields_of(written_json)
         names = names.for_fields(fields_of(self.current_json))
         for one in reversed(self.versions()):

@@ -8,8 +8,8 @@ A type becomes wider only where every value stays what it is:
 * void (only nulls) → any type;
 * the same within structs, arrays and maps. A struct gets new fields at its end.
 
-Fields of structs are known by name, in any order. Nothing is ever dropped or renamed, so an entry that was written with
-an earlier version holds some of the columns of a later one, in types that widen to those of the later one.
+Fields of structs are matched by name, in any order. Nothing is ever dropped or renamed, so an entry that was written
+with an earlier version holds some of the columns of a later one, in types that widen to those of the later one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Names:
         return name if self.case_sensitive else name.lower()
 
     def find(self, fields: Sequence[JsonField], name: str) -> int | None:
-        """Return the position of the field called ``name``. The same spelling goes before any other."""
+        """Return the position of the field called ``name``, or None. An exact match takes precedence."""
         other = None
         for position, one in enumerate(fields):
             if one["name"] == name:
@@ -143,8 +143,7 @@ def type_text(json_type: JsonType) -> str:
 
 
 def same_fields(one: Sequence[JsonField], other: Sequence[JsonField], names: Names) -> bool:
-    """Whether both have the same columns with the same types, in any order. Whether values may be null does not matter,
-    nor do comments."""
+    """Whether both have the same columns with the same types, in any order. Nullability and comments do not matter."""
     try:
         return all(
             _all_same(_merged_fields(left, right, names, ""), left) for left, right in ((one, other), (other, one))
@@ -245,7 +244,7 @@ def _missing_within(stored: JsonType, written: JsonType, names: Names, path: str
 
 
 def _digits(json_type: str) -> tuple[int, int] | None:
-    """Return the digits of a decimal before and after its point. None: it is no decimal."""
+    """Return the digits of a decimal before and after its point, or None for another type."""
     found = _DECIMAL.fullmatch("decimal(10,0)" if json_type == "decimal" else json_type)
     if found is None:
         return None
@@ -319,7 +318,7 @@ def _only(fields: list[JsonField]) -> list[JsonField]:
 
 
 def _check_type(json_type: object) -> None:
-    """Raise KeyError, TypeError or ValueError for what is no type. Kinds that are not known are left to Spark."""
+    """Raise KeyError, TypeError or ValueError for a value that is not a type. Unknown types are left to Spark."""
     if isinstance(json_type, str):
         return
     if not isinstance(json_type, dict):

@@ -60,12 +60,12 @@ class PasswordCheck:
     def of(cls, password: bytes) -> PasswordCheck:
         """Derive the hash with a new random salt. Takes some 5 ms, and next to nothing without a password."""
         salt = secrets.token_bytes(_SALT_BYTES)
-        # No password is no secret. Queries over many logs without a password should not take milliseconds for each.
+        # An empty password is no secret. Queries over many logs without one should not spend milliseconds on each.
         iterations = _ITERATIONS if password else 1
         return cls(salt, iterations, _derive(password, salt, iterations))
 
     def matches(self, password: bytes) -> bool:
-        """Whether the hash was derived from ``password``. Takes the same time whatever the answer."""
+        """Whether the hash was derived from ``password``. The comparison takes the same time whatever its result."""
         return hmac.compare_digest(self.hash, _derive(password, self.salt, self.iterations))
 
 
@@ -167,7 +167,7 @@ class LogSettings:
         return [] if self.schemas is None else self.schemas.versions()
 
     def grown(self, schema_json: str, time_ms: int, names: Names, log_name: str) -> LogSettings:
-        """Return settings whose current schema holds rows with certain columns: these, if theirs does.
+        """Return settings whose current schema can hold rows with certain columns.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ class LogSettings:
         Returns
         -------
         LogSettings
-            These settings, or settings with one version more.
+            These settings if their current schema can hold the rows, or settings with one more version.
 
         Raises
         ------

@@ -116,7 +116,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRegistration:
-    """A ledger made for the log. ``condemned`` is the last change written to its znode."""
+    """A ledger made for the log. Once it is ``condemned``, its znode is only deleted: so the mtime says since when."""
 
     last_committed_entry: int | None = None
     condemned: bool = False
@@ -149,7 +149,7 @@ class Policy:
     retention_time_ms
         Keep segments younger than this, in milliseconds. 0: no limit.
     retention_size_bytes
-        Keep the newest segments up to this size. 0: no limit.
+        Keep the newest segments, at least this many bytes. 0: no limit.
     orphan_retention_ms
         Delete an unreferenced ledger that is older than this, even if its run may still be active. Milliseconds.
     delete_grace_ms
@@ -315,7 +315,7 @@ def decode_appended(data: bytes, path: str) -> Appended:
 def encode_policy(policy: Policy) -> bytes:
     """Encode a policy. Format version 2 if it keeps earlier states (``history_ms``), otherwise 1."""
     return pb.Policy(
-        # The first release would not keep what it does not know of.
+        # Release 0.1.0 would drop history_ms, which it does not know, when it rewrites the policy.
         format_version=POLICY_VERSION if policy.history_ms else 1,
         retention_time_ms=policy.retention_time_ms,
         retention_size_bytes=policy.retention_size_bytes,
@@ -350,9 +350,9 @@ def decode_maintenance(data: bytes, path: str) -> bytes:
 
 
 def parse(message: _Message, data: bytes, path: str, what: str, version: int, max_bytes: int) -> _Message:
-    """Fill ``message`` from ``data``. It may have the format versions 1 to ``version``.
+    """Fill ``message`` from ``data``, which may have the format versions 1 to ``version``, and return it.
 
-    Raises MetadataFormatError, which names ``what`` is at ``path``.
+    Raises MetadataFormatError, which names ``what`` and ``path``.
     """
     if len(data) > max_bytes:
         raise MetadataFormatError(f"{what} {path} has {len(data)} bytes, more than {max_bytes}")
@@ -371,7 +371,10 @@ def parse(message: _Message, data: bytes, path: str, what: str, version: int, ma
 
 
 def _check_numbers(message: Any, where: str) -> None:
-    """Raise MetadataFormatError for a number that no offset, id, size or time has: int64 holds them all elsewhere."""
+    """Raise MetadataFormatError for a number above 2^63-1. Elsewhere, offsets, ids, sizes and times are int64.
+
+    Repeated fields are not checked here, but by those who decode them.
+    """
     for described, value in message.ListFields():
         if isinstance(value, Message):
             _check_numbers(value, where)

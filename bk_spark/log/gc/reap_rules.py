@@ -27,13 +27,20 @@ class ReapLimits:
 
     Parameters
     ----------
-    orphan_retention_ms, delete_grace_ms : from the log's policy, which every round reads.
-    policy : check that the policy is still the same; part of the transactions that delete ledgers.
-    forget_anonymous_ms : from the commit of a batch write without a name to the removal of its application.
-    max_ledgers : ledgers condemned, and ledgers deleted, in one round.
-    max_failures : failed ledger recoveries after which a round recovers no more.
-    max_runs : runs checked in one round; chosen at random each time.
-    max_applications : applications that one round checks for removal; also chosen at random.
+    orphan_retention_ms, delete_grace_ms
+        As in the log's policy, which every round reads.
+    forget_anonymous_ms
+        From the commit of a batch write without a name to the removal of its application.
+    max_ledgers
+        The most ledgers condemned in one round, and the most deleted.
+    max_failures
+        A round recovers no more ledgers after this many recoveries that failed.
+    max_runs
+        The most runs checked in one round. They are chosen at random each time.
+    policy
+        The check that the policy is still the same. It is part of the transactions that delete ledgers.
+    max_applications
+        The most applications that one round checks for removal, also chosen at random.
     """
 
     orphan_retention_ms: int = 7 * _DAY_MS

@@ -112,7 +112,7 @@ def reap_steps(
 
 
 def limits_of(limits: ReapLimits, read: ReadPolicy) -> ReapLimits:
-    """The log's own policy decides what is deleted, not the process that maintains it."""
+    """Return ``limits`` with those of the log's policy: the log decides what is deleted, not who maintains it."""
     policy = read.policy
     return replace(
         limits,

@@ -116,7 +116,7 @@ class Condemn:
                 before[ledger_id] = znode.mtime_ms
                 # With an older view, the ledger may have left the list since.
                 if ledger_id in known.references and known.read.version == self._view.version:
-                    failed[ledger_id] = "it is condemned, and yet in the list: it is never deleted"
+                    failed[ledger_id] = "it is condemned but in the list, so it is not deleted"
                 continue
             if ledger_id in known.references or len(condemned) == self._at_most:
                 continue
@@ -269,7 +269,7 @@ class _Known:
             policy = readings.get(paths.policy)
             if policy is None or policy.version != limits.policy.version:
                 raise MetadataConflictError(
-                    f"log {paths.name}: its policy was changed meanwhile; the next round goes by it"
+                    f"log {paths.name}: its policy was changed meanwhile; the next round uses the new one"
                 )
         if run.app_key == INDEX and read.head.index != view.head.index:
             raise MetadataConflictError(f"log {paths.name}: more of its list was moved into index ledgers meanwhile")

@@ -43,7 +43,7 @@ class Truncate:
         self, paths: LogPaths, up_to_offset: int, start: SegmentStart | None = None, *, tail_end: int = 0
     ) -> None:
         if up_to_offset < 0:
-            raise InvalidArgumentError(f"log {paths.name}: an offset to truncate to is not negative: {up_to_offset}")
+            raise InvalidArgumentError(f"log {paths.name}: the offset must not be negative, got {up_to_offset}")
         self.paths = paths
         self._up_to_offset = up_to_offset
         self._start = start

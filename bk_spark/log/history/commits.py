@@ -92,9 +92,9 @@ def commits_of(page: SegmentPage) -> list[Commit]:
 
 
 def newest_first(pages: Iterable[SegmentPage], list_offset: int) -> Iterator[Commit]:
-    """Yield the commits of ``pages``, the last page first. A commit that goes on over several pages is one.
+    """Yield the commits of ``pages``, which begin with the last page. A commit over several pages is yielded once.
 
-    Leaves out what ends before ``list_offset``.
+    Leaves out commits that end before ``list_offset``.
     """
     later: Commit | None = None
     for page in pages:
@@ -112,7 +112,7 @@ def newest_first(pages: Iterable[SegmentPage], list_offset: int) -> Iterator[Com
 
 
 def is_meant(commit: Commit, as_of: AsOf) -> bool:
-    """Whether the state after ``commit`` is the one of ``as_of``, if no later commit's is."""
+    """Whether ``as_of`` names ``commit``, given that it names no later commit."""
     if isinstance(as_of, Time):
         return commit.time_ms <= as_of.time_ms
     if isinstance(as_of, Transaction):

@@ -238,7 +238,8 @@ class LogSnapshot:
         Returns
         -------
         LogSnapshot
-            That state. It does not change, whatever happens to the log, until the log's policy lets go of it.
+            That state. It does not change, whatever happens to the log. It can be read as long as the log's policy
+            keeps its rows.
 
         Raises
         ------

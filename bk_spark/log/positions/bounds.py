@@ -36,8 +36,8 @@ class Wanted:
     option
         The option or argument that gave it.
     no_match
-        What to do with a time at which, and after which, no entry was committed. None: take the end. Otherwise an
-        error, which ends with this remedy.
+        What to do if no entry was committed at the given time or later. None: take the end. Otherwise raise an error,
+        which ends with this remedy.
     """
 
     positions: Positions | None
@@ -101,8 +101,10 @@ def ranges_of(
 def check_names(
     option: str, given: Mapping[str, object], read: Mapping[str, object], thing: str = "log", missing: str = ""
 ) -> None:
-    """Raise InvalidArgumentError unless ``given`` names everything that is read, and nothing else. ``missing`` says
-    what is missing otherwise, if that is no offset."""
+    """Raise InvalidArgumentError unless ``given`` names everything that is read, and nothing else.
+
+    ``missing`` is what a name that is left out has in the error, such as "no time". Default: no offset.
+    """
     for name in given:
         if name not in read:
             raise InvalidArgumentError(

@@ -118,7 +118,9 @@ def parse_as_of(text: str) -> AsOfs:
     if text.lstrip().startswith("{"):
         found = _json_by_name(text)
         if found is None:
-            raise WrongValueError('must be JSON such as {"name of the log": 100}, or what its values are: an offset')
+            raise WrongValueError(
+                'must be JSON such as {"name of the log": 100}, or an offset, a time or a transaction for all logs'
+            )
         return {name: _one_as_of(name, one) for name, one in found.items()}
     return _as_of(text)
 
@@ -246,7 +248,7 @@ def _is_offset(value: object) -> bool:
 
 
 def _json_by_name(text: str) -> dict[str, Any] | None:
-    """Return the object in the JSON ``text``. None if it is no JSON, no object, or empty."""
+    """Return the object in the JSON ``text``, or None if it is not JSON, not an object, or empty."""
     try:
         found = json.loads(text, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError):

@@ -66,8 +66,8 @@ class LogTables:
         threads
             How many parts of the range are read at the same time, from 1 to 64.
         buffer_bytes
-            About the most bytes of rows that wait for the program, at least 1 MiB. It does not include what the client
-            has asked bookies for.
+            About how many bytes of rows may wait for the program, at least 1 MiB. It does not include what the client
+            has requested from bookies.
 
         Returns
         -------
@@ -122,13 +122,13 @@ class LogTables:
         data
             A ``pyarrow.Table``, ``RecordBatch`` or ``RecordBatchReader``, a DataFrame of pandas or polars, or anything
             else that hands over an Arrow stream, such as a :class:`Scan` or a relation of DuckDB. Its columns must be
-            the log's, in any order, with the same types. Types with the same values, such as large strings, are the
-            same. A raw log takes one column, ``value``, of binary or string.
+            the log's, in any order, with the same types. Types that hold the same values, such as strings and large
+            strings, count as the same. A raw log takes one column, ``value``, of binary or string.
         mode
             ``"append"``, or ``"overwrite"``: the rows replace all others, in the same transaction.
         txn_app_id, txn_version
             A name, and a number that increases with each write under that name. A write that is repeated with the same
-            two is in the log once. Give both or neither.
+            name and number is in the log once. Give both or neither.
         compression
             Of the entries of an arrow log: ``"lz4"``, ``"zstd"`` or None. Default: ``"auto"``, which is lz4. An entry
             that does not become a tenth smaller is written without compression. A raw log has no compression.
@@ -153,8 +153,8 @@ class LogTables:
         Raises
         ------
         InvalidArgumentError
-            If a column is missing, too much, of another type, or has a value that does not fit, or an argument is
-            wrong or does not apply to a raw log. With ``merge_schema``: if no type holds both the log's and the data's
+            If a column is missing, unknown, of another type, or has a value that does not fit, or an argument is wrong
+            or does not apply to a raw log. With ``merge_schema``: if no type holds both the log's and the data's
             values. The log has not changed.
         LogTailOpenError
             If a live log writer holds the tail, and ``fence_tail`` is not set.

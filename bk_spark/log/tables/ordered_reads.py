@@ -1,7 +1,7 @@
-"""Sources that are read by several threads at once, and whose batches come in order. Memory is bounded.
+"""Reads several sources at once, each in a thread, and returns their batches in order. Memory is bounded.
 
-The source whose batches are due may always have one batch waiting, so that its thread never waits for those that are
-ahead of it. All others wait while the batches that nobody has taken are more than a number of bytes.
+The source whose batches are due may always have one batch waiting, so that its thread never waits for sources that have
+read ahead. All others wait while the batches that nobody has taken yet exceed a number of bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH_BYTES: Final = 1024
 
 @dataclass(slots=True)
 class _Begun:
-    """What a source has given that nobody has taken."""
+    """The batches of a source that nobody has taken yet."""
 
     waiting: deque[Costly] = field(default_factory=deque)
     ended: bool = False
@@ -111,7 +111,7 @@ class OrderedReads:
         return None
 
     def _put(self, number: int, begun: _Begun, item: Costly) -> bool:
-        """Wait for room, and keep a batch. Returns False when nobody wants it."""
+        """Wait for room, and keep a batch. Returns False if the reading has ended."""
         with self._changed:
             while not self._stopped and not self._has_room(number, begun, item[1]):
                 self._changed.wait()

@@ -32,7 +32,7 @@ class ReadableLog(Protocol):
 def log_bounds(log: ReadableLog, snapshot: LogSnapshot, wanted_end: Position | None = None) -> Bounds:
     """Return the readable part of ``log``. Asks bookies for the confirmed entries of an open tail.
 
-    If ``wanted_end``, where the read ends, is an offset before the tail, nobody is asked: what is sealed can be read
+    Asks nobody if ``wanted_end``, where the read ends, is an offset before the tail: sealed entries can be read
     whatever became of the tail.
     """
     ends_sealed = isinstance(wanted_end, int) and wanted_end <= snapshot.next_offset

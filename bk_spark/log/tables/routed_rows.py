@@ -42,7 +42,7 @@ class RoutedRows:
     column
         The name of the column with the logs' names. It is not stored.
     open_log
-        Returns the task's ledgers in a log, and the form of its entries. Raises what forbids to write to it.
+        Returns the task's ledgers in a log, and the form of its entries. Raises an error if the log cannot be written.
     max_logs
         How many logs the rows may name.
     partition

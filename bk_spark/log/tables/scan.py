@@ -59,8 +59,8 @@ class Scan:
     """Rows of a log: some columns of a range of offsets. Made by :meth:`Log.scan`.
 
     The range is fixed when the scan is made. Nothing is read before one of the methods is called, and each call reads
-    the range anew. Rows come in the order of their offsets. Whoever takes Arrow streams takes a scan as it is, such as
-    ``duckdb.sql("SELECT … FROM scan")``, ``polars.DataFrame(scan)`` or ``pyarrow.table(scan)``.
+    the range again. Rows come in the order of their offsets. Anything that accepts Arrow streams accepts a scan:
+    ``duckdb.sql("SELECT … FROM scan")``, ``polars.DataFrame(scan)``, ``pyarrow.table(scan)``.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ def _wanted(log: ScannedLog, columns: Sequence[str] | None, include_metadata: bo
         every = usual = RAW_SCHEMA
     else:
         usual = parse_schema(log.settings.schema_json)
-        # A log's own column goes before one that describes entries.
+        # A log's own column takes precedence over one that describes entries.
         own = {*usual.names}
         every = Struct((*usual.fields, *(one for one in METADATA_COLUMNS if one.name not in own)))
         if include_metadata:
@@ -202,7 +202,7 @@ def _wanted(log: ScannedLog, columns: Sequence[str] | None, include_metadata: bo
     if isinstance(columns, str):
         raise InvalidArgumentError(f'columns must be a list of names, such as ["{columns}"], got {columns!r}')
     if not columns:
-        raise InvalidArgumentError("columns is empty, so that there are no rows to see: name one at least")
+        raise InvalidArgumentError("columns is empty, so the rows could not be counted: name at least one")
     found = {one.name: one for one in every.fields}
     for number, name in enumerate(columns):
         if name not in found:

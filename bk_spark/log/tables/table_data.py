@@ -62,7 +62,7 @@ def reader_of(data: object) -> pa.RecordBatchReader:
 
 
 def raw_columns(given: pa.Schema) -> pa.Schema:
-    """Return the column of a raw log as entries take it. Raises InvalidArgumentError if rows are not of one."""
+    """Return the column of a raw log as entries take it. Raises InvalidArgumentError for any other columns."""
     check_raw_write(schema_of_arrow(given))
     value = given.field(VALUE).type
     return pa.schema([pa.field(VALUE, value if value in _BYTES else pa.large_binary())])
@@ -79,7 +79,7 @@ def table_columns(given: pa.Schema, stored: Schema, log: str) -> pa.Schema:
 
 
 def _check_types(found: pa.Schema, given: Schema, wanted: pa.Schema, stored: Schema, log: str) -> None:
-    # Not by the names of Spark's types: Arrow has none for the precision of a time and for users' types.
+    # Arrow types are compared, not the names of Spark's: Arrow has neither the precision of a time nor users' types.
     for column, fixed in zip(wanted, stored.fields, strict=True):
         if found.field(column.name).type != column.type:
             own = given.find(column.name)
@@ -90,7 +90,7 @@ def _check_types(found: pa.Schema, given: Schema, wanted: pa.Schema, stored: Sch
 
 
 def cast_rows(rows: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield ``rows`` with exactly the columns ``wanted``, which their types can be read as.
+    """Yield ``rows`` with exactly the columns ``wanted``, to whose types theirs can be cast.
 
     Raises InvalidArgumentError for a value that does not fit, such as a time with nanoseconds.
     """

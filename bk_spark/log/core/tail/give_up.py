@@ -2,7 +2,7 @@
 
 Nobody can say where such a tail ended, so nobody can seal it, and the log takes no more entries. It is sealed here as
 if it had a number of entries that the operator names. These offsets stay in the list, and reads of them fail as reads
-of any ledger that is gone. No new entry gets them: a query that had read some of them would pass over it.
+of any ledger that is gone. No new entry gets one of them: a query that has read them would skip it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class GiveUpTail:
 
     def __init__(self, paths: LogPaths, entries: int, ledger_path: Callable[[int], str]) -> None:
         if not 0 <= entries <= MAX_LOST_ENTRIES:
-            raise InvalidArgumentError(f"log {paths.name}: entries to give up are 0 to {MAX_LOST_ENTRIES}: {entries}")
+            raise InvalidArgumentError(
+                f"log {paths.name}: the number of entries to give up must be 0 to {MAX_LOST_ENTRIES}, not {entries}"
+            )
         self.paths = paths
         self._entries = entries
         self._ledger_path = ledger_path
@@ -58,7 +60,7 @@ class GiveUpTail:
         holds it, NoSuchLogError, LogReplacedError."""
         read = read_head(readings, self.paths)
         tail = read_tail(readings, self.paths, read.head)
-        # The page that names the ledger is read before, so a ledger that is not seen is not one still to be created.
+        # The page that names the ledger was read before. So a missing ledger was deleted, and is not yet to be created.
         is_lost = tail.open is not None and readings.get(self._ledger_path(tail.open.ledger_id)) is None
         if maybe is not None and not is_lost:
             return AlreadyDone(maybe)

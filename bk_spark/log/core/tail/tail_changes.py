@@ -170,10 +170,10 @@ class _TailChange:
         if tail.open is None:
             return "it was sealed by a commit or by another writer"
         if self._is_writers(readings, tail.open):
-            return "its ledger is sealed by who comes next"
+            return "the next writer or commit seals its ledger"
         znode = readings.get(self.paths.owner)
         if znode is None:
-            return "another writer took it over, and is gone"
+            return "another writer took it over and is gone"
         owner = decode_owner(znode.data, self.paths.owner)
         return f"writer {owner.writer_id} (host {owner.host}, process {owner.process_id}) took it over"
 
