@@ -29,7 +29,7 @@ class BookKeeper:
     """A connection to a cluster: ledgers, logs, and one password for both.
 
     Made by :func:`bk_spark.connect`. It owns a client and its session with ZooKeeper. Use it as a context manager, or
-    call :meth:`close`. It is thread-safe. A process that was forked from its creator's must connect anew.
+    call :meth:`close`. It is thread-safe. A process that was forked from its creator's needs a connection of its own.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class BookKeeper:
         )
 
     def open_ledger_for_reading(self, ledger_id: int) -> BlockingReader:
-        """Open a ledger without fencing it. A writer of the ledger goes on.
+        """Open a ledger without fencing it: its writer, if there is one, is not disturbed.
 
         Parameters
         ----------
@@ -338,7 +338,7 @@ def connect(
     password
         The password of the ledgers and logs to make and to open. A string is encoded as UTF-8. Default: none.
     password_file
-        A file that holds the password, instead of ``password``. Line ends behind the password are ignored.
+        A file that holds the password, instead of ``password``. Line ends after the password are ignored.
     config
         Settings of the client: a :class:`ClientConfig`, or Apache's keys and their values as text. Without ``config``,
         or without the key ``explicitLacInterval``, that interval is 1000 ms, because log writers need one.

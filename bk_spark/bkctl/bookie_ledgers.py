@@ -92,12 +92,12 @@ class Search:
         return sum(each.entries for each in self.ledgers)
 
     def total(self) -> str:
-        """Say for people how much it is in all."""
+        """Return the totals as text, with their units."""
         return f"{len(self.ledgers)} ledgers, {self.entries} entries, about {self.size_bytes} bytes"
 
 
 def find_ledgers(client: BlockingClient, bookies: frozenset[str], progress: Progress) -> Search:
-    """Read the metadata of all ledgers."""
+    """Read the metadata of all ledgers, and return those that name at least one of the bookies."""
     search = Search()
     for done, (ledger_id, found) in enumerate(all_metadata(client)):
         progress.count("ledgers searched", done)

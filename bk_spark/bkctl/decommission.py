@@ -29,7 +29,7 @@ _PAUSE_S: Final = 1.0
 _SHARE: Final = 0.2
 #: The auditor is asked again after this time, if it has not marked all ledgers.
 _ASK_AGAIN_S: Final = 15.0
-#: Every ledger that is left has failed so often since the command began: it gives up.
+#: The command gives up when every ledger that is left has failed this many times since it began.
 _ATTEMPTS: Final = 2
 _MAX_PATIENCE_S: Final = 604_800
 
@@ -125,7 +125,7 @@ def _check_enough(members: Members, search: Search, name: str) -> None:
 
 
 class _Wait:
-    """Asks for an audit, and waits for auditor and workers."""
+    """Asks the auditor for an audit, and waits until it and the workers are done."""
 
     def __init__(
         self, client: BlockingClient, store: UnderReplicationStore, options: argparse.Namespace, search: Search
@@ -172,7 +172,7 @@ class _Wait:
         ]
 
     def _some_unmarked(self) -> bool:
-        """Whether the auditor has not marked all ledgers. One that was elected after it was asked does not know it."""
+        """Whether some ledger is not marked yet. An auditor that was elected after the request does not know of it."""
         pages = (self._ids[start : start + MARKS_PER_PAGE] for start in range(0, len(self._ids), MARKS_PER_PAGE))
         paths = ([self._store.paths.mark(ledger_id) for ledger_id in page] for page in pages)
         return any(None in self._store.zk.get_many(page).values() for page in paths)
@@ -207,7 +207,7 @@ def _print(options: argparse.Namespace, search: Search, left: Sequence[_Left], t
         return
     print_unreadable(search)
     if left or search.unreadable:
-        print(f"{len(left) + len(search.unreadable)} of {total} ledgers need bookie {name} still: keep its directories")
+        print(f"{len(left) + len(search.unreadable)} of {total} ledgers still need bookie {name}: keep its directories")
     else:
         stop = "stop it, and then delete" if runs else "delete"
         print(f"no ledger names bookie {name} any more: {stop} its cookie with bkctl cookie delete {name}")

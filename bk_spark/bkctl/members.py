@@ -19,7 +19,7 @@ class Members:
 
     @classmethod
     def read(cls, client: BlockingClient) -> Members:
-        """Ask ZooKeeper. A cluster without any cookie has none to name."""
+        """Ask ZooKeeper which bookies are registered, and which have a cookie."""
         registered = client.bookies()
         cookies = client.zookeeper.children(f"{client.root}/cookies") or ()
         return cls(

@@ -98,7 +98,10 @@ def add_dry_run(command: argparse.ArgumentParser) -> None:
 
 
 def open_store(client: BlockingClient) -> UnderReplicationStore:
-    """Raises MetadataFormatError for a layout that this release does not know."""
+    """Return the cluster's store of under-replicated ledgers.
+
+    Raises MetadataFormatError for a layout that this release does not know.
+    """
     store = UnderReplicationStore(client.zookeeper, client.root)
     layout = client.zookeeper.get(store.paths.layout)
     if layout is not None:

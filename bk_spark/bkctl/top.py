@@ -29,7 +29,7 @@ TOKEN_VARIABLE: Final = "BK_ADMIN_TOKEN_FILE"
 #: Rates need two collections. Without a terminal they are this far apart.
 _FIRST_PAUSE_S: Final = 1.0
 _DISK_TIMEOUT_MS: Final = 2_000
-#: To the upper left corner, and what a shorter line or screen leaves over is deleted. The cursor is hidden meanwhile.
+#: Move to the upper left corner; delete what a shorter line or screen leaves over. The cursor is hidden meanwhile.
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 _UNKNOWN: Final = "-"
@@ -44,13 +44,13 @@ Record = dict[str, Any]
 def add_commands(groups: Any) -> None:
     """Add ``top``."""
     top = groups.add_parser("top", help="the whole cluster at a glance, refreshed until Ctrl-C")
-    top.add_argument("--once", action="store_true", help="print it once; so do --json, and no terminal")
+    top.add_argument("--once", action="store_true", help="print the page once, as with --json or without a terminal")
     top.add_argument(
         "--interval",
         type=argument(whole(1, 3600)),
         default=5,
         metavar="SECONDS",
-        help="between two looks (%(default)s)",
+        help="time between two refreshes (%(default)s)",
     )
     top.add_argument(
         "--token-file",

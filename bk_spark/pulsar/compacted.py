@@ -89,7 +89,7 @@ def seen_together(
         except NoSuchLedgerError:
             continue
     raise LogRangeGoneError(
-        "topics were compacted again and again while a read of their compacted views was planned: begin it anew"
+        "topics were compacted again and again while a read of their compacted views was planned: start it again"
     )
 
 

@@ -47,11 +47,11 @@ def check_on_bookies(topic: str, ledgers: Iterable[ReadableLedger]) -> None:
     named = ", ".join(str(one.ledger_id) for one in gone[:_MOST_NAMED])
     more = f" and {len(gone) - _MOST_NAMED} more up to {gone[-1].ledger_id}" if len(gone) > _MOST_NAMED else ""
     places = ", or ".join(dict.fromkeys(str(one.offloaded_to) for one in gone))
-    behind = json.dumps({topic: f"{gone[-1].ledger_id}:{gone[-1].entries}"}, ensure_ascii=False)
+    after = json.dumps({topic: f"{gone[-1].ledger_id}:{gone[-1].entries}"}, ensure_ascii=False)
     raise InvalidArgumentError(
         f"topic {topic}: ledger{'s' if len(gone) > 1 else ''} {named}{more} {'were' if len(gone) > 1 else 'was'} moved "
         f"to tiered storage ({places}), and the entries are no longer on the bookies. Read them through a broker, or "
-        f"start behind them: startingOffsets {behind}",
+        f"start after them: startingOffsets {after}",
         ledger_id=gone[0].ledger_id,
     )
 
@@ -79,7 +79,7 @@ class EntryNumbers:
 
     @property
     def end(self) -> int:
-        """The number behind the last readable entry."""
+        """The number after the last readable entry."""
         return self._end
 
     def update(self, ledgers: Sequence[ReadableLedger]) -> None:
@@ -102,8 +102,10 @@ class EntryNumbers:
         self._ledgers = tuple(ledgers)
 
     def number(self, position: Position) -> int:
-        """Return the number of a position: less than :attr:`first` if what follows it is not, or may not be, all there.
-        Behind the readable end of the last ledger: the number that it will have."""
+        """Return the number of a position.
+
+        The number is less than :attr:`first` if some entries after the position are gone, or may be. A position after
+        the readable end of the last ledger has the number that its entry will have."""
         if position.ledger_id < 0:
             # The topic had no ledger yet.
             return self._starts[0] if self._starts else self._end
@@ -113,20 +115,21 @@ class EntryNumbers:
             return (self._starts[0] if self._starts else self._end) - 1
         if self._ids[at] == position.ledger_id:
             return self._starts[at] + position.entry_id
-        # A ledger between two others, or behind all, had no entries. Or somebody set the list back.
+        # A ledger between two others, or after all, had no entries. Or somebody set the list back.
         is_last = at + 1 == len(self._starts)
         return self._end + position.entry_id if is_last else self._starts[at + 1]
 
     def position(self, number: int) -> Position:
-        """Return the position of a number from :attr:`first` to :attr:`end`. At the end of a ledger that another one
-        follows: the start of that one."""
+        """Return the position of a number from :attr:`first` to :attr:`end`.
+
+        The end of a ledger that another one follows is the start of that one."""
         at = bisect_right(self._starts, number) - 1
         return Position(self._ids[at], number - self._starts[at]) if at >= 0 else NOTHING_YET
 
     def ranges(self, start: int, end: int) -> list[tuple[ReadableLedger, int, int]]:
         """Return ledgers, each with its first and last entry, that make up the readable part of ``[start, end)``.
 
-        ``end`` may lie behind the readable end of the open ledger: another process saw that these entries exist."""
+        ``end`` may be after the readable end of the open ledger: another process saw that these entries exist."""
         found = []
         for one in self._ledgers:
             base = self._start_of(one.ledger_id)

@@ -103,8 +103,8 @@ class MessageReader:
 
     def _leave_out(self, uuids: frozenset[bytes], before: Position) -> None:
         what = (
-            f"topic {self._topic.full}: {len(uuids)} chunked messages that go on in entry {before.entry_id} of ledger "
-            f"{before.ledger_id} do not begin in the {_MAX_LOOK} entries before"
+            f"topic {self._topic.full}: {len(uuids)} chunked messages with a chunk in entry {before.entry_id} of "
+            f"ledger {before.ledger_id} do not begin in the {_MAX_LOOK} entries before"
         )
         if self._fail_on_data_loss:
             raise LogRangeGoneError(f"{what}: set failOnDataLoss to false to read without them")
@@ -122,7 +122,7 @@ class MessageReader:
         if watch.end(numbers) < numbers.end:
             raise LogRangeGoneError(
                 f"topic {self._topic.full}: the first transaction of this topic is not decided yet (message "
-                f"{undecided.ledger_id}:{undecided.entry_id}), and that was not known when the read was planned: begin "
-                "the read, or the query, anew"
+                f"{undecided.ledger_id}:{undecided.entry_id}), and that was not known when the read was planned: start "
+                "the read, or the query, again"
             )
         self._decoder.aborted = watch.aborted_in(met, Position(1 << 63, 0))

@@ -40,7 +40,7 @@ def _stored(topic: TopicName, version: SchemaVersion, client: BlockingClient) ->
     what = f"version {version.version} of the schema of {topic.full}"
     try:
         reader = client.open_for_reading(version.ledger_id, _PASSWORD, read_lac=False)
-        # Its only entry. A broker that ended before it closed the ledger left it behind the last add confirmed.
+        # Its only entry. A broker that ended before it closed the ledger left it after the last add confirmed.
         with closing(reader.read_unconfirmed(version.entry_id, version.entry_id)) as blocks:
             payloads = [bytes(payload) for block in blocks for payload in block.payloads]
     except (NoSuchLedgerError, NoSuchEntryError) as error:

@@ -158,7 +158,7 @@ def _check_number(count: int) -> None:
 
 
 def _namespace_and_rest(text: str) -> tuple[str, str]:
-    """Split a pattern behind the second slash of its path."""
+    """Split a pattern after the second slash of its path."""
     domain, separator, rest = text.partition("://")
     parts = (rest if separator else text).split("/", 2)
     if len(parts) < 3:

@@ -1,9 +1,9 @@
 """Finds out what became of the transactions of a topic.
 
-The outcome of a transaction is a marker behind its messages, so only a pass over the entries tells. The broker shows no
-message from the first one of an undecided transaction on, and so does this source. A topic whose namespace has no
-system topic of transactions has never had one, and is not passed over: brokers make that topic before they accept the
-first message of a transaction. See docs/design/pulsar.md §3.5.
+The outcome of a transaction is a marker after its messages, so only a pass over the entries tells. Like the broker,
+this source shows no message from the first one of an undecided transaction on. A topic whose namespace has no system
+topic of transactions never had a transaction, and is not searched: brokers create that system topic before they accept
+the first message of a transaction. See docs/design/pulsar.md §3.5.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TransactionWatch:
                 if self._fail_on_data_loss or error.ledger_id is None:
                     raise LogRangeGoneError(
                         f"topic {self._topic.full}: ledger {error.ledger_id} was removed after its list was read; "
-                        "begin the read anew, or set failOnDataLoss to false to read what is left",
+                        "start the read again, or set failOnDataLoss to false to read what is left",
                         ledger_id=error.ledger_id,
                     ) from error
                 self._next = Position(error.ledger_id + 1, 0)
@@ -87,7 +87,7 @@ class TransactionWatch:
         self._scan.forget(before)
 
     def end(self, numbers: EntryNumbers) -> int:
-        """Return the number behind the last entry that may be shown."""
+        """Return the number after the last entry that may be shown."""
         undecided = self._scan.first_undecided
         return numbers.end if undecided is None else min(numbers.number(undecided), numbers.end)
 

@@ -70,7 +70,7 @@ BOOLEAN: Final = Kind("true or false", _boolean, lambda value: isinstance(value,
 
 
 def whole(least: int = 0, most: int = MAX_INT, *, unit: int = 1, off: object = _NO_OFF) -> Kind:
-    """A whole number.
+    """Make the kind of a whole number.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def whole(least: int = 0, most: int = MAX_INT, *, unit: int = 1, off: object = _
 
 
 def fraction(least: float = 0, most: float = 1, *, off: object = _NO_OFF) -> Kind:
-    """A number that need not be whole. ``off`` as for :func:`whole`."""
+    """Make the kind of a number that need not be whole. ``off`` as for :func:`whole`."""
     return _number("a number", float, least, most, 1, off)
 
 
@@ -119,12 +119,13 @@ def _bound(number: float) -> str:
 
 
 def size(least: int, most: int) -> Kind:
-    """Bytes; the text may have one of the units k, m and g."""
+    """Make the kind of a number of bytes, from ``least`` to ``most``. The text may have one of the units k, m and g,
+    which are powers of 1024."""
     return _quantity("a number of bytes, or one with k, m or g", _SIZE, _SIZE_UNITS, least, most, "bytes")
 
 
 def duration(least_ms: int, most_ms: int) -> Kind:
-    """Milliseconds; the text has a unit."""
+    """Make the kind of a duration in milliseconds, from ``least_ms`` to ``most_ms``. The text must have a unit."""
     return _quantity("a number with a unit: ms, s, m, h or d", _DURATION, _DURATION_UNITS, least_ms, most_ms, "ms")
 
 
@@ -144,7 +145,7 @@ def _quantity(
 
 
 def choice(values: Mapping[str, Any]) -> Kind:
-    """One of several names, case-insensitive, and the value of each."""
+    """Make the kind of one of several names, case-insensitive. ``values`` has the value of each name."""
     by_lower = {name.lower(): value for name, value in values.items()}
     allowed = f"one of {', '.join(values)}"
 

@@ -484,7 +484,7 @@ def test_read(bkctl: Bkctl, log: Log) -> None:
     log.truncate(10)
     for arguments, text in (
         (("--from", 3), "offsets [3, 10) are gone"),
-        (("--from", 31), "--from 31 lies beyond the end of what can be read, 30"),
+        (("--from", 31), "--from 31 is after the end of what can be read, 30"),
         (("--from", 20, "--to", 15), "the read starts at 20, after its end, 15: give a larger --to"),
         (("--to", 40), "not written yet, the log ends at 30"),
         (("--to", 20, "--follow"), "--to and --follow contradict each other"),

@@ -178,7 +178,7 @@ def test_a_virtual_environment_that_is_not_activated(doctor: Doctor, bare_python
 
 def test_workers_whose_python_is_none_or_another(doctor: Doctor, tmp_path: Path) -> None:
     told = doctor(PYSPARK_PYTHON="no-such-python").problem("workers' python")
-    assert told.startswith("no-such-python (PYSPARK_PYTHON) is no program: set PYSPARK_PYTHON=")
+    assert told.startswith("no-such-python (PYSPARK_PYTHON) is not a program: set PYSPARK_PYTHON=")
     other = program(tmp_path / "python", """echo '{"python": "3.9.1", "errors": {}, "listed": true}'""")
     told = doctor(PYSPARK_PYTHON=str(other)).problem("workers' python")
     assert "is Python 3.9.1, the driver's is" in told

@@ -72,5 +72,5 @@ def _share(parser: argparse.ArgumentParser) -> None:
         help="settings of the client with Apache's keys, such as those of TLS (docs/client-config.md); default: "
         f"${CONF_VARIABLE}",
     )
-    options.add_argument("--log-root", metavar="PATH", help=f"where logs lie ({DEFAULT_ROOT})")
+    options.add_argument("--log-root", metavar="PATH", help=f"znode of the logs ({DEFAULT_ROOT})")
     options.add_argument("--json", action="store_true", help="print JSON")

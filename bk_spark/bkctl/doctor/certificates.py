@@ -17,7 +17,7 @@ _SOON: Final = datetime.timedelta(days=14)
 def certificates(config: ClientConfig) -> Finding:
     """Check that the files of TLS can be used, and that no certificate in them has expired or soon will.
 
-    Of the trusted authorities one that is valid is enough: a file of them may keep old ones.
+    One valid certificate among the trusted authorities is enough, because their file may keep old ones.
     """
     from cryptography.x509 import InvalidVersion, load_pem_x509_certificates
 
@@ -28,7 +28,7 @@ def certificates(config: ClientConfig) -> Finding:
         seen, _, remedy = error.message.partition("; ")
         return problem(_CHECK, seen, remedy or "correct the file of --client-conf")
     except (ValueError, InvalidVersion) as error:
-        return problem(_CHECK, f"a certificate cannot be read ({error})", "make the files of --client-conf anew")
+        return problem(_CHECK, f"a certificate cannot be read ({error})", "create the files of --client-conf again")
     now = datetime.datetime.now(datetime.UTC)
     ends = [("this client's", min(each.not_valid_after_utc for each in chain))] if chain else []
     ends += [("the trusted authorities'", max(each.not_valid_after_utc for each in trusted))] if trusted else []

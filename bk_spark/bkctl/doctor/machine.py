@@ -129,7 +129,7 @@ def workers_python(given: str | None, environment: Mapping[str, str]) -> Finding
     use_this = f"set PYSPARK_PYTHON={sys.executable}, or activate the virtual environment that has the package"
     program = shutil.which(name, path=environment.get("PATH"))
     if program is None:
-        return problem(check, f"{name}{whence} is no program", use_this)
+        return problem(check, f"{name}{whence} is not a program", use_this)
     begun = time.monotonic()
     try:
         answer = subprocess.run(
@@ -161,7 +161,7 @@ def _judged(check: str, program: str, found: dict[str, Any], took_s: float, use_
     if not found["listed"]:
         return problem(
             check,
-            f"{program} has the package behind an import hook, where Spark does not find pyspark_bookkeeper",
+            f"{program} finds the package through an import hook only, so Spark does not find pyspark_bookkeeper",
             "install it plainly (pip install), or call spark.dataSource.register(pyspark_bookkeeper.DefaultSource)",
         )
     if (release := _own_version()) != found["version"]:

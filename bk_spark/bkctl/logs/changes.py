@@ -59,7 +59,7 @@ def add_commands(log: Any) -> None:
     consent.add_options(truncate)
     truncate.set_defaults(run=_truncate)
 
-    give_up = log.add_parser("give-up-tail", help="let a log go on whose open end, a ledger, was deleted")
+    give_up = log.add_parser("give-up-tail", help="let a log continue although the ledger at its open end was deleted")
     give_up.add_argument("name")
     give_up.add_argument(
         "--entries",
@@ -224,7 +224,7 @@ def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     if options.dry_run or not options.yes:
         ledgers, other_cluster = "with its ledgers", None
         if options.name not in store.list_logs(deleted=True):
-            # From a store without a client: a log of a cluster that was made anew can be deleted.
+            # The store is opened without a client, so that a log of a cluster that was created again can be deleted.
             log = LogStore(client.zookeeper, options.log_root).open_log(options.name)
             snapshot = log.snapshot()
             what = f"offsets {snapshot.first_offset} to {snapshot.next_offset}"

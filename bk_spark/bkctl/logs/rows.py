@@ -111,7 +111,7 @@ def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, 
             f"log {log.name}: the read starts at {start}, after its end, {end}: give a larger --to"
         )
     elif start > end:
-        raise InvalidArgumentError(f"log {log.name}: --from {start} lies beyond the end of what can be read, {end}")
+        raise InvalidArgumentError(f"log {log.name}: --from {start} is after the end of what can be read, {end}")
     elif options.count is not None:
         yield from reader.read(start, min(end, start + options.count))
     else:

@@ -21,9 +21,9 @@ _OPTIONS = {
 
 
 def directories_of(options: argparse.Namespace, *kinds: DirectoryKind) -> BookieDirectories:
-    """The directories that the command line names, with at least one of each of ``kinds``.
+    """Return the directories that the command line names, at least one of each of ``kinds``.
 
-    Raises InvalidArgumentError.
+    Raises InvalidArgumentError if a kind is missing, or if the command line has both ``--conf`` and directories.
     """
     given = (options.journal_dirs, options.ledger_dirs, options.index_dirs)
     if options.conf is not None:
@@ -44,11 +44,11 @@ def directories_of(options: argparse.Namespace, *kinds: DirectoryKind) -> Bookie
 def place_of(
     options: argparse.Namespace, file: str | None, kind: DirectoryKind
 ) -> tuple[BookieDirectories, tuple[DirectoryKind, ...]]:
-    """The directories that the command line names, and the kinds to hold while ``file`` is read.
+    """Return the directories that the command line names, and the kinds to hold while ``file`` is read.
 
-    If the file is a path, no directories may be named: it is in one, or it is a copy that no bookie uses.
-
-    Raises InvalidArgumentError.
+    A file that is given as a path is either in the directory of a bookie, which is returned, or it is a copy that no
+    bookie uses: then there are no directories and no kinds. Raises InvalidArgumentError if the command line has
+    directories or ``--conf`` beside a path, and as :func:`directories_of`.
     """
     if file is None or "/" not in file:
         return directories_of(options, kind), (kind,)
@@ -65,7 +65,7 @@ def place_of(
 
 
 def check_range(first: int | None, last: int | None, first_option: str, last_option: str) -> None:
-    """Raises InvalidArgumentError if the range ends before it begins."""
+    """Raise InvalidArgumentError if the range ends before it begins."""
     if first is not None and last is not None and first > last:
         raise InvalidArgumentError(f"{first_option} {first} is after {last_option} {last}")
 
@@ -96,7 +96,7 @@ class Report:
         self.json: bool = options.json
         self.progress = progress
         self.problems = 0
-        #: Otherwise records go to a file or a pipe, and the bar may stay where it is.
+        #: Whether records go to the terminal that shows the progress bar, so that it must be cleared first.
         self._shares_terminal = sys.stdout.isatty()
 
     def record(self, record: dict[str, Any], text: str) -> None:
@@ -109,7 +109,7 @@ class Report:
             print(text)
 
     def problem(self, text: str) -> None:
-        """Print what is wrong with a file to stderr."""
+        """Print what is wrong with a file to stderr, and count it."""
         self.problems += 1
         self.warn(text)
 

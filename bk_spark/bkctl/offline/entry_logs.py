@@ -55,7 +55,7 @@ def read_log_metadata(options: argparse.Namespace) -> ExitStatus:
 
 @contextlib.contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[tuple[EntryLogFile, Report]]:
-    """Open the entry log that the command names, while no bookie uses its directory."""
+    """Open the entry log that the command names, and keep bookies from its directory within the ``with`` block."""
     place, kinds = place_of(options, options.log, DirectoryKind.LEDGER)
     with reading(place, options, *kinds) as report, EntryLogFile(find_log(place, options.log), report.problem) as log:
         yield log, report

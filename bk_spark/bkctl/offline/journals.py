@@ -42,7 +42,7 @@ def read_journal(options: argparse.Namespace) -> ExitStatus:
             if journal.torn_at is not None:
                 report.warn(
                     f"{path}: no record begins at offset {journal.torn_at}, where the journal ends: a write was "
-                    "interrupted there, and nothing behind it was acknowledged"
+                    "interrupted there, and nothing after it was acknowledged"
                 )
             done += journal.size_bytes
         return report.status

@@ -15,20 +15,20 @@ from bookie_server.offline.entry_logs import last_add_confirmed
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Shows entries with their last add confirmed, digest and payload; ``as_hex``: never as text."""
+    """Shows entries with their last add confirmed, digest and payload. With ``as_hex``, no payload is shown as text."""
 
     finder: DigestFinder
     as_hex: bool
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Payloads | None:
-        """None if the command line does not ask for payloads."""
+        """Return None if the command line does not ask for payloads."""
         if not (options.msg or options.hex):
             return None
         return cls(digest_finder(options), options.hex)
 
     def shown(self, entry: memoryview) -> tuple[dict[str, Any], str]:
-        """Fields of the JSON record, and columns of the text."""
+        """Return the fields of the JSON record, and the columns of the text, separated by tabs."""
         digest_type = self.finder.find(entry)
         payload = bytes(payload_of(entry, digest_type))
         lac = last_add_confirmed(entry)
@@ -49,5 +49,8 @@ class Payloads:
 
 
 def digest_finder(options: argparse.Namespace) -> DigestFinder:
-    """A finder that also knows HMAC if the command line has the password. Raises InvalidArgumentError."""
+    """Return a finder, which also knows HMAC if the command line has the password.
+
+    Raises InvalidArgumentError if the password's file cannot be read.
+    """
     return DigestFinder(None if options.password_file is None else password(options))
