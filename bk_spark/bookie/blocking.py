@@ -6,7 +6,17 @@ its next batch, the thread sends, receives and acknowledges.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
@@ -305,6 +315,27 @@ class BlockingWriter(_BlockingWriteHandle[WriteHandle]):
     @documented_as(WriteHandle.append_many)
     def append_many(self, payloads: Payloads | Sequence[Buffer]) -> int:
         return self._thread.run(self._handle.append_many(payloads))
+
+    @documented_as(WriteHandle.claim)
+    def claim(self) -> None:
+        self._thread.run(self._handle.claim())
+
+    @property
+    @documented_as(WriteHandle.failure)
+    def failure(self) -> BookKeeperError | None:
+        return self._handle.failure
+
+    def call_on_failure(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when the writer fails, or now if it has failed.
+
+        Parameters
+        ----------
+        call
+            Runs on the client's thread, perhaps more than once. It must not block.
+        """
+        self._handle.on_failure = call
+        if self._handle.failure is not None:
+            call()
 
 
 class BlockingAdvWriter(_BlockingWriteHandle[AdvWriteHandle]):

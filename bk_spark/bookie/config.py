@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from bk_spark.protocol.wire.add_frames import EntryPackager
 from bk_spark.settings.conf import read_conf
 from bk_spark.settings.kinds import BOOLEAN, MAX_INT, OPTIONAL_TEXT, Kind, choice, did_you_mean, whole
 from bk_spark.settings.setting import Setting, check_fields, key, settings_of
+
+_LOG: Final = logging.getLogger(__name__)
 
 #: An answer with an entry is longer than the ADD frame of that entry: by 12 bytes in a v2 batch read, by some 60 in a
 #: v3 read. Entries stay this much smaller than a frame, so that every client can read them.
@@ -346,7 +349,10 @@ class ClientConfig(ZooKeeperSettings):
             If the file cannot be read, a key does not exist, or a value is wrong. The error names the file.
         """
         try:
-            return cls.from_properties(read_conf(path))
+            texts, warnings = read_conf(path)
+            for warning in warnings:
+                _LOG.warning("%s", warning)
+            return cls.from_properties(texts)
         except InvalidArgumentError as error:
             text = str(error)
             raise InvalidArgumentError(text if str(path) in text else f"{path}: {text}") from None

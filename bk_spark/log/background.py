@@ -63,11 +63,12 @@ def _maintain_quietly(log: MaintainedLog) -> None:
         report = log.maintain()
         if report.reaped is not None:
             _LOG.info(
-                "maintenance of log %s: %d ledgers condemned, %d deleted, %d wait, %d failures",
+                "maintenance of log %s: %d ledgers condemned, %d deleted, %d wait, %d not fenced, %d failures",
                 log.name,
                 len(report.reaped.condemned),
                 len(report.reaped.deleted),
                 len(report.reaped.waiting),
+                len(report.reaped.refused),
                 len(report.failed) + len(report.reaped.failed),
             )
     except Exception as error:  # nobody waits for the thread, and the next round does what it leaves undone

@@ -1,4 +1,5 @@
-"""The thread that checks a log writer's hold on the tail whenever the owner's znode changed or may have changed."""
+"""The thread that checks a log writer's hold on the tail whenever the owner's znode, or the ledger's writer, may have
+changed."""
 
 from __future__ import annotations
 

@@ -23,11 +23,12 @@ import numpy as np
 
 from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.log.core.reading import sync_steps
-from bk_spark.log.core.steps import Done, Event, Steps
+from bk_spark.log.core.steps import Done, Event, Failed, Steps
 from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.core.tail.writer_actions import (
     Acknowledged,
     AskConfirmed,
+    AskFailure,
     FlushLedger,
     SendEntries,
     Sent,
@@ -90,11 +91,12 @@ class LogWriter:
         self._writing = TailWriting(log.paths, owner, limits, log.now_ms, _elapsed_ms)
         #: The offset where the ledger being written begins, and the ledger.
         self._tail: tuple[int, BlockingWriter]
-        owner_changed = threading.Event()
-        self._watch = ZnodeWatch(log.zk, log.paths.owner, owner_changed)
+        #: Set when the owner's znode changed, or the ledger's writer failed.
+        self._to_check = threading.Event()
+        self._watch = ZnodeWatch(log.zk, log.paths.owner, self._to_check)
         self._run(self._writing.open_steps(take_over=take_over))
         self._next_offset = self._writing.place.base_offset
-        self._keeper = TailKeeper(log.paths.owner, owner_changed, self._keep)
+        self._keeper = TailKeeper(log.paths.owner, self._to_check, self._keep)
         self._sender = threading.Thread(target=self._serve, name=f"log-writer {log.name}", daemon=True)
         self._keeper.start()
         self._sender.start()
@@ -326,8 +328,13 @@ class LogWriter:
                 return Acknowledged(self._tail[1].flush())
             case AskConfirmed():
                 return Acknowledged(self._tail[1].last_add_confirmed)
+            case AskFailure():
+                failure = self._tail[1].failure
+                return Done() if failure is None else Failed(failure)
             case UseTail(ledger_id, base_offset):
-                self._tail = base_offset, self._log.ledgers.writer(ledger_id)
+                ledger = self._log.ledgers.writer(ledger_id)
+                self._tail = base_offset, ledger
+                ledger.call_on_failure(self._to_check.set)
             case WatchOwner():
                 self._watch.arm()
             case TakeTurn():

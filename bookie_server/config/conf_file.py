@@ -29,12 +29,13 @@ DIRECTORIES: Final = Kind("directories, separated by commas", _directories)
 
 
 class ConfFile:
-    """The keys and raw values of a ``.conf`` file; errors name the key and the file."""
+    """The keys and raw values of a ``.conf`` file; errors name the key and the file. ``warnings``: what is odd about
+    its form."""
 
     def __init__(self, path: str) -> None:
         """Read the file. Raises InvalidArgumentError if it cannot be read or a line is not ``key=value``."""
         self._path = path
-        self._texts = read_conf(path)
+        self._texts, self.warnings = read_conf(path)
 
     def error(self, name: str, what: str) -> InvalidArgumentError:
         """An error that names the file and the key, and goes on with ``what``."""

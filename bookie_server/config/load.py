@@ -36,7 +36,7 @@ _DEFAULTS: Final = {field.name: field.default for field in fields(BookieConfig)}
 def load_config(path: str) -> tuple[BookieConfig, list[str]]:
     """Load the file at ``path``. Return configuration and warnings. Raises InvalidArgumentError naming key and file."""
     conf = ConfFile(path)
-    warnings = conf.unknown_warnings(SUPPORTED_KEYS, KNOWN_KEYS)
+    warnings = [*conf.warnings, *conf.unknown_warnings(SUPPORTED_KEYS, KNOWN_KEYS)]
     for name, (wanted, why) in FIXED_VALUES.items():
         if conf.text(name).lower() not in ("", wanted):
             raise conf.error(name, f"must be {wanted}: {why}")

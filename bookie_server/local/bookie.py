@@ -57,7 +57,7 @@ class LocalBookie(LocalProcess):
     @property
     def page(self) -> str | None:
         """The address of its page of the cluster, as its configuration says; None without one. Known once started."""
-        conf = read_conf(str(self.conf_path))
+        conf = read_conf(str(self.conf_path)).texts
         if conf.get("httpServerEnabled", "").lower() != "true":
             return None
         scheme = "https" if conf.get("httpServerTlsEnable", "").lower() == "true" else "http"

@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -334,35 +335,105 @@ def test_several_threads_may_append(log: Log) -> None:
     assert len(found) == 900
 
 
-def test_ids_of_ledgers_that_somebody_else_used_before(cluster: LocalCluster, client: BlockingClient, log: Log) -> None:
-    """Whoever may write to bookies may use the ids that come next, with a password of their own."""
+def use_ids(bookies: Iterable[str], ids: range) -> None:
+    """Use ids of ledgers with another password, as whoever may write to bookies may do."""
+    for bookie_id in bookies:
+        host, port = bookie_id.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as peer:
+            for ledger_id in ids:
+                peer.sendall(add_frame(ledger_id, 0, size=100))
+                assert peer.recv(4096)
 
-    def use_next(ids: int) -> None:
-        last = client.create()
-        last.close()
-        following = range(last.ledger_id + 1, last.ledger_id + 1 + ids)
-        for bookie in cluster.bookies:
-            host, port = bookie.id.rsplit(":", 1)
-            with socket.create_connection((host, int(port))) as peer:
-                for ledger_id in following:
-                    peer.sendall(add_frame(ledger_id, 0, size=100))
-                    assert peer.recv(4096)
 
-    use_next(2)
+def use_next_ids(cluster: LocalCluster, client: BlockingClient, count: int, bookies: int = 3) -> int:
+    """Use the ids that come next. Returns the first."""
+    last = client.create()
+    last.close()
+    first = last.ledger_id + 1
+    use_ids([bookie.id for bookie in cluster.bookies[:bookies]], range(first, first + count))
+    return first
+
+
+def test_ids_of_ledgers_that_somebody_else_used_before(
+    cluster: LocalCluster, client: BlockingClient, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_next_ids(cluster, client, 2)
     assert log.write(pa.table({"value": [b"one", b"two"]})).start_offset == 0
-    use_next(1)
-    writer = log.open_writer()
-    writer.append(b"refused")
-    with pytest.raises(UnauthorizedError, match="UNAUTHORIZED"):
+    # One bookie that refuses is enough: entries that the others took could not be sealed.
+    first = use_next_ids(cluster, client, 2, bookies=1)
+    with log.open_writer(roll_entries=1) as writer:
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        assert tail.ledger_id == first + 2
+        assert writer.append(b"three") == 2
         writer.flush()
-    writer.abandon()
-    with pytest.raises(UnauthorizedError, match="recovery"):
+        use_next_ids(cluster, client, 4)
+        assert writer.append(b"four") == 3
+        writer.flush()
+    assert entries(log) == [b"one", b"two", b"three", b"four"]
+    assert caplog.text.count("is left unused: claim: the bookie answered UNAUTHORIZED") == 6
+
+
+def test_a_writer_for_which_too_many_ids_were_used_before_leaves_the_log_as_it_was(
+    cluster: LocalCluster, client: BlockingClient, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    with log.open_writer(roll_entries=1) as writer:
+        writer.append(b"one")
+        writer.flush()
+        use_next_ids(cluster, client, 5)
+        writer.append(b"two")
+        writer.flush()
+        assert "no new ledger could be created, so ledger" in caplog.text
+    use_next_ids(cluster, client, 5)
+    with pytest.raises(UnauthorizedError, match="claim: the bookie answered UNAUTHORIZED"):
         log.open_writer()
-    # Nothing in that ledger was acknowledged. An operator gives it up.
+    assert log.snapshot().open_tail is None
+    assert log.zookeeper.get_latest(log.paths.owner) is None
+    with log.open_writer() as writer:
+        writer.append(b"three")
+    assert entries(log) == [b"one", b"two", b"three"]
+
+
+def test_a_bookie_that_knows_a_ledger_with_another_password_does_not_join_it(
+    cluster_of_six: LocalCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BlockingClient(cluster_of_six.metadata_service_uri, TELLING) as client:
+        log = new_log(client)
+        with log.open_writer() as writer:
+            writer.append(b"one")
+            writer.flush()
+            tail = log.snapshot().open_tail
+            assert tail is not None
+            members = client.metadata(tail.ledger_id).segments[-1].ensemble
+            others = [bookie.id for bookie in cluster_of_six.bookies if bookie.id not in members]
+            use_ids(others[:-1], range(tail.ledger_id, tail.ledger_id + 1))
+            next(bookie for bookie in cluster_of_six.bookies if bookie.id == members[0]).kill()
+            deadline = time.monotonic() + 60
+            while others[-1] not in client.metadata(tail.ledger_id).segments[-1].ensemble:
+                assert time.monotonic() < deadline
+                writer.append(b"more")
+                writer.flush()
+        assert all(client.metadata(tail.ledger_id).segments[-1].ensemble.count(one) == 0 for one in others[:-1])
+        assert entries(log)[:2] == [b"one", b"more"]
+
+
+def test_an_idle_writer_whose_ledger_fails_gives_its_place_back(
+    cluster: LocalCluster, client: BlockingClient, log: Log
+) -> None:
+    """The program appends and goes to sleep, so that no call hears of the error."""
+    writer = log.open_writer()
     tail = log.snapshot().open_tail
     assert tail is not None
-    client.delete(tail.ledger_id)
-    assert log.give_up_tail(0) == range(2, 2)
-    with log.open_writer() as writer:
-        assert writer.append(b"three") == 2
-    assert entries(log) == [b"one", b"two", b"three"]
+    with BlockingClient(cluster.metadata_service_uri, TELLING) as other:
+        other.recover_and_open(tail.ledger_id, PASSWORD)
+    writer.append(b"lost")
+    deadline = time.monotonic() + 60
+    while log.zookeeper.get_latest(log.paths.owner) is not None:
+        assert time.monotonic() < deadline, "the next writer is kept out"
+        time.sleep(0.02)
+    with LogStore.of(client).open_log(log.name, password=PASSWORD).open_writer() as following:
+        assert following.append(b"next") == 0
+    with pytest.raises(LogFencedError):
+        writer.append(b"too late")
+    writer.abandon()
+    assert entries(log) == [b"next"]

@@ -11,6 +11,7 @@ from bk_spark.log.core.steps import (
     AbandonLedger,
     Action,
     Answered,
+    ClaimLedger,
     Closed,
     CloseLedger,
     Conflict,
@@ -32,6 +33,7 @@ from bk_spark.log.core.steps import (
 from bk_spark.log.core.tail.writer_actions import (
     Acknowledged,
     AskConfirmed,
+    AskFailure,
     FlushLedger,
     SendEntries,
     Sent,
@@ -41,7 +43,7 @@ from bk_spark.log.core.tail.writer_actions import (
 )
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.formats.znodes import Owner
-from bk_spark.protocol.errors import BookKeeperError, LedgerFencedError
+from bk_spark.protocol.errors import BookKeeperError, LedgerFencedError, UnauthorizedError
 from bk_spark.protocol.metadata.znodes import DeleteOp
 from tests.support.log_model import PATHS, Client, ModelLog
 from tests.support.zookeeper_model import RefusedError
@@ -75,6 +77,10 @@ class TailWorld:
         self.tick_ms = 1
         self.abandoned: list[int] = []
         self.warnings: list[str] = []
+        #: Ids that bookies know with another password.
+        self.used_ids: set[int] = set()
+        #: Errors that ended writers of ledgers.
+        self.failures: dict[int, BookKeeperError] = {}
         self._next_ledger_id = 100
 
     def clock(self) -> int:
@@ -93,6 +99,13 @@ class TailWorld:
                     del self.ledgers[ledger_id]
                     return Conflict(str(error))
                 return Created(ledger_id)
+            case ClaimLedger(ledger_id):
+                if ledger_id in self.used_ids:
+                    return Failed(UnauthorizedError("model", ledger_id=ledger_id))
+                return Done()
+            case AskFailure(ledger_id):
+                failure = self.failures.get(ledger_id)
+                return Done() if failure is None else Failed(failure)
             case CloseLedger(ledger_id):
                 ledger = self.ledgers[ledger_id]
                 if ledger.fenced and not ledger.closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -271,6 +272,26 @@ def test_the_page_of_keys_is_up_to_date() -> None:
 def test_the_metadata_service_is_required(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="metadataServiceUri is missing"):
         load(tmp_path, least="advertisedAddress=127.0.0.1\nallowLoopback=true\n")
+
+
+def test_a_file_of_an_editor_that_marks_its_encoding(tmp_path: Path) -> None:
+    """Its first key was unknown, and a bookie would have used the default directory for ledgers."""
+    lines = "ledgerDirectories=/data\r\n# Ä\r\nmetadataServiceUri=zk://127.0.0.1:2181/ledgers\r\n"
+    (tmp_path / "marked.conf").write_bytes(
+        b"\xef\xbb\xbf" + (lines + "advertisedAddress=127.0.0.1\r\nallowLoopback=true\r\n").encode()
+    )
+    config, warnings = load_config(str(tmp_path / "marked.conf"))
+    assert config.ledger_directories == ("/data",)
+    assert warnings == []
+
+
+def test_a_key_with_two_values_is_told(tmp_path: Path) -> None:
+    """Apache's bookie would use both of these directories."""
+    config, warnings = load(tmp_path, "ledgerDirectories=/a\nallowLoopback=true\nledgerDirectories=/b\n")
+    assert config.ledger_directories == ("/b",)
+    (warning,) = warnings
+    assert re.search(r"ledgerDirectories has a value in line \d and another in line \d, which counts", warning)
+    assert "/a" not in warning
 
 
 def test_the_file_must_be_readable_text(tmp_path: Path) -> None:

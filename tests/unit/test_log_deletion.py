@@ -41,6 +41,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchLogError,
     OutcomeUnknownError,
+    UnauthorizedError,
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp
 from tests.support.log_model import LOG_ID, PATHS, Client, ModelLog
@@ -89,12 +90,14 @@ def new_log(zk: ModelLog, paths: LogPaths, ledgers: tuple[int, ...]) -> None:
 
 @dataclass
 class Tree:
-    """A client that lists children and recovers ledgers too; ``dead`` ledgers cannot be recovered."""
+    """A client that lists children and recovers ledgers too; ``dead`` ledgers cannot be recovered, and bookies know the
+    ids of ``refused`` ones with another password."""
 
     zk: ModelLog
     rng: Random
     fault_rate: float = 0.0
     dead: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
     recovered: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,6 +111,8 @@ class Tree:
                 return Listed(self.zk.children(path))
             case RecoverLedger(ledger_id):
                 self.recovered.append(ledger_id)
+                if ledger_id in self.refused:
+                    return Failed(UnauthorizedError("another password"))
                 if ledger_id in self.dead:
                     return Failed(BookieUnavailableError("no bookie"))
                 path = metadata_path(ledger_id)
@@ -184,6 +189,17 @@ def test_ledgers_whose_bookies_are_away_are_deleted_and_named(zk: ModelLog) -> N
     assert report == DeletionReport(len(LEDGERS), tuple(sorted(LEDGERS)))
     assert len(tree.recovered) == MAX_UNFENCED, "no more are tried"
     assert left(zk) == {metadata_path(OUTSIDE)}
+
+
+def test_ledgers_whose_ids_bookies_know_with_another_password_do_not_keep_others_from_being_fenced(
+    zk: ModelLog,
+) -> None:
+    refused = frozenset(sorted(LEDGERS)[: MAX_UNFENCED + 1])
+    assert len(refused) < len(LEDGERS)
+    tree = Tree(zk, Random(0), refused=refused)
+    report = run_to_end(deletion(), tree)
+    assert report == DeletionReport(len(LEDGERS), tuple(sorted(refused)))
+    assert sorted(tree.recovered) == sorted(LEDGERS)
 
 
 def test_a_deletion_that_stopped_goes_on(zk: ModelLog) -> None:

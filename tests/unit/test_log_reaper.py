@@ -878,6 +878,24 @@ def test_a_round_stops_recovering_after_a_bounded_number_of_failures() -> None:
     assert (len(report.failed), report.complete) == (4, False)
 
 
+def test_ledgers_whose_ids_bookies_know_with_another_password_do_not_stay_nor_stop_a_round() -> None:
+    """Whoever may write to bookies may have used the ids of as many leftovers as they like."""
+    world, _, orphan = retired_world()
+    refused = [world.ledger(entries=0) for _ in range(12)]
+    for ledger_id in refused:
+        world.ledgers.all[ledger_id].used_before = True
+    behind = world.ledger()
+    limits = replace(LIMITS, max_failures=4)
+    report = world.reap(limits)
+    assert sorted(one.ledger_id for one in report.condemned) == [orphan, *refused, behind]
+    assert (sorted(report.refused), report.failed, report.complete) == (refused, (), True)
+    assert world.ledgers.all[behind].fenced
+    world.now_ms += 2 * HOUR_MS
+    report = world.reap(limits)
+    assert sorted(report.deleted) == [orphan, *refused, behind]
+    assert world.reap(limits).refused == ()
+
+
 def bookies_away(world: ReapWorld, limits: ReapLimits = LIMITS) -> ReapReport:
     machine = world.reaping(limits)
     while not machine.ended:

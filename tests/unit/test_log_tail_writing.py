@@ -22,6 +22,7 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
     OutcomeUnknownError,
+    UnauthorizedError,
 )
 from tests.support.log_model import PATHS
 from tests.support.tail_model import Machine, TailWorld, owner_of
@@ -107,6 +108,39 @@ def test_a_roll_without_bookies_is_put_off(world: TailWorld, writing: TailWritin
     world.run(serving(writing))
     assert writing.ledger_id != first
     assert [segment.entries for segment in world.zk.segments()] == [5, 0]
+
+
+def test_ids_that_bookies_know_with_another_password_are_passed_over(
+    world: TailWorld, writing: TailWriting, timer: Timer
+) -> None:
+    world.run(sending(writing, *"abc"))
+    first = writing.ledger_id
+    world.used_ids = {first + 1, first + 2}
+    world.run(sending(writing, "d"))
+    assert writing.ledger_id == first + 3
+    assert world.abandoned == [first + 1, first + 2]
+    assert [text.split(" is")[0] for text in world.warnings] == [f"new ledger {first + n}" for n in (1, 2)]
+    # Nobody ever saw one of them at the end of the log.
+    assert [segment.ledger_id for segment in world.zk.segments()] == [first, first + 3]
+    world.run(sending(writing, *"ef"))
+    world.used_ids = set(range(first + 4, first + 9))
+    world.run(sending(writing, "g"))
+    assert writing.ledger_id == first + 3, "put off"
+    assert "no new ledger" in world.warnings[-1]
+    timer.now_ms += ROLL_AGAIN_MS
+    world.run(serving(writing))
+    assert writing.ledger_id == first + 9
+    assert world.entries() == list("abcdefg")
+
+
+def test_a_log_of_which_all_new_ids_were_used_before_is_left_as_it_is(world: TailWorld, timer: Timer) -> None:
+    world.used_ids = set(range(101, 106))
+    with pytest.raises(UnauthorizedError):
+        opened(world, timer)
+    assert world.open_tail is None
+    assert world.zk.read(PATHS.owner) is None
+    assert world.abandoned == list(range(101, 106))
+    opened(world, timer)
 
 
 def test_a_ledger_rolls_by_age_unless_it_is_empty(world: TailWorld, writing: TailWriting, timer: Timer) -> None:
@@ -211,6 +245,15 @@ def test_the_keeper_ends_a_writer_that_was_replaced(world: TailWorld, writing: T
     znode = world.zk.read(PATHS.owner)
     assert znode is not None
     assert b"b" in znode.data, "the other's is left alone"
+
+
+def test_the_keeper_ends_an_idle_writer_whose_ledger_failed(world: TailWorld, writing: TailWriting) -> None:
+    world.failures[writing.ledger_id] = UnauthorizedError("model")
+    assert world.run(writing.keep_steps()) is None
+    assert world.zk.read(PATHS.owner) is None, "nobody waits for it"
+    with pytest.raises(UnauthorizedError):
+        writing.check_open()
+    assert writing.idle_ms(has_entries=False) is None
 
 
 def test_the_keeper_checks_again_if_the_writer_rolled_meanwhile(world: TailWorld, writing: TailWriting) -> None:

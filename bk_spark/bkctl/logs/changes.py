@@ -251,5 +251,6 @@ def _delete(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
         return ExitStatus.OK
     print(f"deleted log {options.name} and {report.ledgers} ledgers")
     if report.not_fenced:
-        print(f"not fenced, because too few bookies answered: ledgers {', '.join(map(str, report.not_fenced))}")
+        why = "too few bookies answered, or bookies know their ids with another password"
+        print(f"not fenced, because {why}: ledgers {', '.join(map(str, report.not_fenced))}")
     return ExitStatus.OK

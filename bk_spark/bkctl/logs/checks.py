@@ -107,6 +107,7 @@ def _gc(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
                 ],
                 "deleted": reaped.deleted,
                 "waiting": reaped.waiting,
+                "refused": reaped.refused,
                 "failed": [{"what": what, "why": why} for what, why in failed],
                 "complete": reaped.complete,
             }
@@ -137,6 +138,8 @@ def _print_maintenance(report: MaintenanceReport, reaped: ReapReport, failed: Se
         print(f"{would}deleted\tledger {ledger_id}")
     for ledger_id in reaped.waiting:
         print(f"waiting\tledger {ledger_id}")
+    for ledger_id in reaped.refused:
+        print(f"not fenced\tledger {ledger_id}\tbookies refused, because its id was used before, or this user may not")
     for what, why in failed:
         print(f"failed\t{what}\t{' '.join(why.split())}")
     if report.first_offset is not None and reaped.dry_run:

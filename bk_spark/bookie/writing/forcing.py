@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bk_spark.bookie.connection.interface import ControlConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
-from bk_spark.protocol.codes import Code, DigestType
+from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
 from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
@@ -60,12 +60,28 @@ class LacSender:
 
     async def send(self, ledger_id: int, bookie_id: str, last_add_confirmed: int) -> bool:
         """Send a LAC. Return whether the bookie took it."""
+        return await self._send(ledger_id, bookie_id, last_add_confirmed) is Code.OK
+
+    async def claim(self, ledger_id: int, bookies: Sequence[str]) -> None:
+        """Tell all ``bookies`` the ledger's password. Those that do not answer do not count.
+
+        Raises UnauthorizedError if one knows another password.
+        """
+        refuses = await asyncio.gather(*(self.is_refused(ledger_id, bookie_id) for bookie_id in bookies))
+        for bookie_id, refused in zip(bookies, refuses, strict=True):
+            if refused:
+                raise error_of(Code.UNAUTHORIZED, "claim", ledger_id=ledger_id, bookie_id=bookie_id, with_key=True)
+
+    async def is_refused(self, ledger_id: int, bookie_id: str) -> bool:
+        """Tell a bookie the ledger's password. Return whether it knows another one."""
+        return await self._send(ledger_id, bookie_id, NO_ENTRY) is Code.UNAUTHORIZED
+
+    async def _send(self, ledger_id: int, bookie_id: str, last_add_confirmed: int) -> Code | None:
         packet = pack_lac(ledger_id, last_add_confirmed, self._digest)
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await self._pool.get(bookie_id)
-                code = await connection.write_lac(ledger_id, packet, self._key)
+                return await connection.write_lac(ledger_id, packet, self._key)
         except (BookKeeperError, TimeoutError) as error:
             _LOG.info("ledger %d: bookie %s did not take the LAC: %r", ledger_id, bookie_id, error)
-            return False
-        return code is Code.OK
+            return None

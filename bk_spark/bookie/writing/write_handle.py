@@ -20,7 +20,7 @@ from bk_spark.protocol.codes import NO_ENTRY, DigestType
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import EntryGatherer, PayloadLimit, Payloads, pieces
 from bk_spark.protocol.errors import BookKeeperError, InvalidArgumentError
-from bk_spark.protocol.ledger.writer import LedgerWriter
+from bk_spark.protocol.ledger.writer import LedgerWriter, WriterState
 from bk_spark.protocol.ledger.writer_actions import WriterAction, WriterEvent
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 
@@ -72,8 +72,8 @@ class WriteHandle:
             deferred_sync=deferred_sync,
             limits=limits_of(config),
         )
-        sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
-        self._performer = WriterPerformer(self.machine, services, pool, config, self._tell, sender)
+        self._lac_sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
+        self._performer = WriterPerformer(self.machine, services, pool, config, self._tell, self._lac_sender)
         self._runner = AsyncRunner[WriterAction, WriterEvent, LedgerMetadata](
             self.machine,
             self._performer.perform,
@@ -81,6 +81,8 @@ class WriteHandle:
             on_progress=self._on_progress,
         )
         self.waiters = Waiters()
+        #: Called on the event loop when the handle has ended with an error.
+        self.on_failure: Callable[[], None] | None = None
         #: Entries of single calls, not yet sent.
         self._gathered = EntryGatherer()
         #: The number of :meth:`append` calls that wait for room, and whether an :meth:`append_many` is under way.
@@ -119,10 +121,30 @@ class WriteHandle:
         """The error that ended this writer, or None."""
         return self.machine.error
 
+    @property
+    def failure(self) -> BookKeeperError | None:
+        """The same, but None while the ledger is being closed, and after it was closed."""
+        return self.machine.error if self.machine.state is WriterState.FAILED else None
+
     async def start(self) -> None:
         """Connect to the ensemble. A bookie that cannot be reached is replaced at the first add."""
         self._runner.run()
         await self._performer.connections.connected()
+
+    async def claim(self) -> None:
+        """Make the bookies of the ensemble know the ledger's password before its first entry.
+
+        From then on they refuse others who use the ledger's id. Bookies that do not answer are left out. If a bookie is
+        replaced later, it is by one that does not know another password.
+
+        Raises
+        ------
+        UnauthorizedError
+            If a bookie knows the ledger with another password, because somebody used its id before.
+        """
+        assert self._lac_sender is not None
+        self._performer.claims = True
+        await self._lac_sender.claim(self.ledger_id, tuple(self.machine.ensemble.members))
 
     async def append(self, payload: Buffer) -> int:
         """Append one entry.
@@ -341,6 +363,8 @@ class WriteHandle:
         if machine.error is not None:
             waiters.fail(machine.error)
             self._performer.detach()
+            if self.failure is not None and self.on_failure is not None:
+                self.on_failure()
         # Any event may be the one that a caller waits for, even the failure of a bookie that blocked the window.
         waiters.wake()
 

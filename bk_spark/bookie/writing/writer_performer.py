@@ -85,6 +85,8 @@ class WriterPerformer:
         self._config = config
         self._tell = tell
         self._lac_sender = lac_sender
+        #: Whether a bookie joins only if it does not know the ledger with another password.
+        self.claims = False
         self.connections = EnsembleConnections(
             machine.ledger_id, pool, services, config.add_timeout_ms, self._on_answers, self._on_loss
         )
@@ -162,7 +164,16 @@ class WriterPerformer:
                     # More bookies would be of no use.
                     raise NotEnoughBookiesError(f"{error.message}; {problem}") from error
             case TryBookie(bookie_id):
+                if self.claims and await self._is_refused(bookie_id):
+                    return BookieTried(False)
                 return BookieTried(await self.connections.connect(bookie_id, probe=True))
+
+    async def _is_refused(self, bookie_id: str) -> bool:
+        assert self._lac_sender is not None
+        refused = await self._lac_sender.is_refused(self._ledger_id, bookie_id)
+        if refused:
+            _LOG.warning("ledger %d: bookie %s knows it with another password", self._ledger_id, bookie_id)
+        return refused
 
     async def _force(self, action: ForceBookie) -> WriterEvent | None:
         connection = self.connections.get(action.bookie_id)

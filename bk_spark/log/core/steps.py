@@ -16,6 +16,7 @@ AskList        ask the current list of segments               Answered
 ReadTimer      read a monotonic clock                         TimerRead
 Pause          wait a random time of about this length        Done
 CreateLedger   create and register a ledger                   Created, Conflict, Failed
+ClaimLedger    make bookies know its password                 Done, Failed
 CloseLedger    drain and close a ledger made by CreateLedger  Closed, Failed
 RecoverLedger  fence and close any ledger                     Closed, Failed
 RecoverLedgers the same for many, several at once             Recovered, Failed
@@ -159,6 +160,13 @@ class CreateLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimLedger:
+    """Of a ledger made by CreateLedger, before its first entry."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLedger:
     """Wait until everything sent to a ledger of this process is acknowledged, and close the ledger there."""
 
@@ -226,7 +234,15 @@ class Warn:
 
 
 LedgerAction = (
-    CreateLedger | CloseLedger | AbandonLedger | RecoverLedger | RecoverLedgers | WriteLedger | ReadEntry | IsLedgerOpen
+    CreateLedger
+    | ClaimLedger
+    | CloseLedger
+    | AbandonLedger
+    | RecoverLedger
+    | RecoverLedgers
+    | WriteLedger
+    | ReadEntry
+    | IsLedgerOpen
 )
 
 Action = (

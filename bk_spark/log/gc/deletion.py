@@ -41,12 +41,13 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchLedgerError,
     NoSuchLogError,
+    UnauthorizedError,
 )
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, DeleteOp, SetOp, TransactionOp, Znode
 
 #: Consecutive failures, without a deletion in between, after which the next call must continue.
 MAX_FAILURES: Final = 8
-#: Consecutive ledgers that cannot be fenced, after which no more are tried.
+#: Consecutive ledgers that cannot be fenced because bookies are away, after which no more are tried.
 MAX_UNFENCED: Final = 3
 _PAUSE_MS: Final = 100
 _LEDGERS_IN_TRANSACTION: Final = 64
@@ -214,7 +215,9 @@ class _Deletion:
         if not isinstance(event, Failed) or isinstance(event.error, NoSuchLedgerError):
             self._unfenced_in_a_row = 0
         else:
-            self._unfenced_in_a_row += 1
+            # A refusal comes at once. Only bookies that do not answer cost time.
+            if not isinstance(event.error, UnauthorizedError):
+                self._unfenced_in_a_row += 1
             self.not_fenced.add(ledger_id)
 
     def _delete_tree(self, path: str) -> Steps[None]:

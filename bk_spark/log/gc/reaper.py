@@ -25,7 +25,7 @@ import numpy as np
 from bk_spark.log.core.changes import Change, change_steps
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.reading import children_steps, decision_steps, read_steps, sync_steps
-from bk_spark.log.core.steps import Closed, Failed, RecoverLedger, Steps
+from bk_spark.log.core.steps import Closed, Failed, RecoverLedger, Steps, Warn
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.gc.expiry import expire_steps
 from bk_spark.log.gc.housekeeping import RemoveAppended, RemovePages, RemoveRuns, forget_steps, is_forgettable
@@ -39,6 +39,7 @@ from bk_spark.protocol.errors import (
     MetadataFormatError,
     MetadataUnavailableError,
     NoSuchLedgerError,
+    UnauthorizedError,
 )
 
 # Limits for one read or transaction. Applications may have 512 KiB, pages 32 KiB.
@@ -46,6 +47,8 @@ _APPLICATIONS_AT_ONCE: Final = 16
 _PAGES_AT_ONCE: Final = 16
 _RUNS_AT_ONCE: Final = 16
 _APPENDED_AT_ONCE: Final = 64
+#: Ledgers named in one warning.
+_MAX_NAMED: Final = 10
 
 _T = TypeVar("_T")
 
@@ -67,7 +70,8 @@ class ReapReport:
     """What one round did. In a dry run: what it would have done.
 
     ``waiting``: condemned ledgers within their grace period. ``removed``: paths of other znodes. ``failed``: pairs of a
-    path and its error. ``complete``: everything was checked, and everything possible was done.
+    path and its error. ``refused``: condemned ledgers whose ids bookies know with another password; they are deleted
+    like the others. ``complete``: everything was checked, and everything possible was done.
     """
 
     condemned: tuple[ReapedLedger, ...] = ()
@@ -75,6 +79,7 @@ class ReapReport:
     waiting: tuple[int, ...] = ()
     removed: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    refused: tuple[int, ...] = ()
     complete: bool = True
     dry_run: bool = False
 
@@ -137,6 +142,7 @@ class _Round:
     waiting: list[int] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
     complete: bool = True
     recoveries_failed: int = 0
     applications: tuple[int, int] = (0, 0)
@@ -148,6 +154,7 @@ class _Round:
             tuple(self.waiting),
             tuple(self.removed),
             tuple(self.failed),
+            tuple(self.refused),
             self.complete and not self.failed,
             self.dry_run,
         )
@@ -184,6 +191,13 @@ class _Round:
         yield from self._forget(random)
         yield from self._remove_pages()
         yield from self._remove_appended()
+        if self.refused:
+            named = ", ".join(map(str, self.refused[:_MAX_NAMED]))
+            more = f" and {len(self.refused) - _MAX_NAMED} more" if len(self.refused) > _MAX_NAMED else ""
+            yield Warn(
+                f"bookies refused to fence unused ledgers {named}{more}: somebody used their ids before, or this user "
+                "may not fence. They are deleted like the others"
+            )
 
     def _reap_run(self, run: Run, random: Random) -> Steps[bool]:
         """Reap one run. Returns whether no ledger is registered for it."""
@@ -239,7 +253,12 @@ class _Round:
         self.waiting += sorted({*ledger_ids} - {*(gone or ())})
 
     def _recover(self, run: Run, ledger_ids: Sequence[int]) -> Steps[frozenset[int]]:
-        """Fence and close condemned ledgers. Returns those that are closed now."""
+        """Fence and close condemned ledgers. Returns those that may be deleted: they are closed now, or bookies refuse
+        the log's password for them.
+
+        Such an id was used before, by whoever may write to bookies. No bookie will ever change its mind, so waiting
+        would keep the ledger for ever. Nothing can list a condemned ledger; fencing only tells a writer sooner.
+        """
         closed = set()
         registrations = [run.registration(self.paths, ledger_id) for ledger_id in ledger_ids]
         metadata_paths = [self.ledger_path(ledger_id) for ledger_id in ledger_ids]
@@ -263,7 +282,10 @@ class _Round:
                 closed.add(ledger_id)
             else:
                 assert isinstance(event, Failed), event
-                if not isinstance(event.error, NoSuchLedgerError):
+                if isinstance(event.error, UnauthorizedError):
+                    closed.add(ledger_id)
+                    self.refused.append(ledger_id)
+                elif not isinstance(event.error, NoSuchLedgerError):
                     self.recoveries_failed += 1
                     self.fail(path, f"the ledger could not be closed, so it is not deleted: {event.error}")
         return frozenset(closed)

@@ -155,8 +155,8 @@ class DeleteLedgers:
     """The change that deletes the metadata and registrations of condemned ledgers of ``run``. Its result is the ledgers
     that are gone.
 
-    ``ledger_path`` returns the znode of a ledger's metadata. ``closed`` are the ledgers that were recovered. Others are
-    deleted only if their metadata is gone already.
+    ``ledger_path`` returns the znode of a ledger's metadata. ``closed`` are the ledgers that were recovered, or
+    never can be. Others are deleted only if their metadata is gone already.
     """
 
     def __init__(

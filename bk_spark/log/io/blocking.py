@@ -17,6 +17,7 @@ from bk_spark.log.core.steps import (
     Action,
     Answered,
     AskList,
+    ClaimLedger,
     CloseLedger,
     Conflict,
     Created,
@@ -220,6 +221,9 @@ class _Performer:
             match action:
                 case CreateLedger(register):
                     return Created(ledgers.create(register).ledger_id)
+                case ClaimLedger(ledger_id):
+                    ledgers.claim(ledger_id)
+                    return Done()
                 case CloseLedger(ledger_id):
                     return ledgers.close(ledger_id)
                 case AbandonLedger(ledger_id):

@@ -15,6 +15,30 @@ MUTATIONS: Final = (
         ("tests/unit/test_log_give_up_tail.py::test_what_is_not_lost_stays",),
     ),
     Mutation(
+        "A log writer takes no ledger whose id bookies know with another password.",
+        "bk_spark/log/core/tail/writer_steps.py",
+        "if not isinstance(claimed, Failed):",
+        "if claimed is not None:",
+        ("tests/unit/test_log_tail_writing.py::test_ids_that_bookies_know_with_another_password_are_passed_over",),
+    ),
+    Mutation(
+        "An idle log writer learns that its ledger failed.",
+        "bk_spark/log/core/tail/writing.py",
+        "        if isinstance(event, Failed):\n            return event.error\n",
+        "",
+        ("tests/unit/test_log_tail_writing.py::test_the_keeper_ends_an_idle_writer_whose_ledger_failed",),
+    ),
+    Mutation(
+        "Leftovers whose ids bookies know with another password are deleted.",
+        "bk_spark/log/gc/reaper.py",
+        "                    closed.add(ledger_id)\n                    self.refused",
+        "                    self.refused",
+        (
+            "tests/unit/test_log_reaper.py"
+            "::test_ledgers_whose_ids_bookies_know_with_another_password_do_not_stay_nor_stop_a_round",
+        ),
+    ),
+    Mutation(
         "Segments are appended with the record of their commit, where commits are recorded.",
         "bk_spark/log/core/append.py",
         "    if recorded != sealed_segments:\n",

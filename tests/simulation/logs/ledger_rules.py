@@ -165,8 +165,10 @@ class LedgerWatch:
             and now_ms - registration.mtime_ms >= DELETE_GRACE_MS,
             f"ledger {ledger_id} is deleted, condemned at {registration.mtime_ms}, now it is {now_ms}",
         )
+        ledger = self._ledgers.all[ledger_id]
+        # Bookies that know it with another password take nothing from a writer.
         require(
-            self._ledgers.all[ledger_id].fenced, f"ledger {ledger_id} is deleted, and its writer may still add to it"
+            ledger.fenced or ledger.used_before, f"ledger {ledger_id} is deleted, and its writer may still add to it"
         )
 
     # --- in the end ---

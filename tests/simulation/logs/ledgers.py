@@ -16,6 +16,7 @@ from bk_spark.log.core.steps import (
     AbandonLedger,
     Action,
     Answered,
+    ClaimLedger,
     Closed,
     CloseLedger,
     Conflict,
@@ -37,6 +38,7 @@ from bk_spark.log.core.steps import (
 from bk_spark.log.core.tail.writer_actions import (
     Acknowledged,
     AskConfirmed,
+    AskFailure,
     FlushLedger,
     SendEntries,
     Sent,
@@ -53,6 +55,7 @@ from bk_spark.protocol.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
     OutcomeUnknownError,
+    UnauthorizedError,
 )
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState, Segment, decode, encode
 from bk_spark.protocol.metadata.znodes import CheckOp, CreateOp, SetOp, TransactionOp
@@ -91,6 +94,8 @@ class ModelLedger:
     acknowledged: int = 0
     fenced: bool = False
     end: int | None = None
+    #: Bookies know its id with another password.
+    used_before: bool = False
 
     def size_bytes(self) -> int:
         assert self.end is not None
@@ -112,6 +117,8 @@ class ModelLedgers:
         match action:
             case CreateLedger(register):
                 return self._create(session, register, fails=fails)
+            case ClaimLedger(ledger_id):
+                return self._claim(ledger_id, fails=fails)
             case WriteLedger(register, entries):
                 return self._write(session, register, entries, fails=fails)
             case SendEntries(ledger_id, payloads):
@@ -124,7 +131,7 @@ class ModelLedgers:
                 return self._is_open(ledger_id, fails=fails)
             case CloseLedger(ledger_id):
                 return self._close(self.all[ledger_id], fails=fails)
-            case AbandonLedger() | UseTail() | WatchOwner() | TakeTurn():
+            case AbandonLedger() | AskFailure() | UseTail() | WatchOwner() | TakeTurn():
                 return Done()
             case RecoverLedger(ledger_id):
                 return self._recover(ledger_id, fails=fails)
@@ -161,6 +168,12 @@ class ModelLedgers:
             case _:
                 return Failed(MetadataUnavailableError("model"))
         return Created(ledger_id)
+
+    def _claim(self, ledger_id: int, *, fails: bool) -> Done | Failed:
+        if fails:
+            self.all[ledger_id].used_before = True
+            return Failed(UnauthorizedError("model: its id was used before", ledger_id=ledger_id))
+        return Done()
 
     def _write(self, session: Session, register: LedgerRegistrar, entries: tuple[bytes, ...], *, fails: bool) -> Event:
         created = self._create(session, register, fails=fails)
@@ -214,6 +227,8 @@ class ModelLedgers:
         ledger = self.all[ledger_id]
         if ledger.end is not None:
             return Closed(ledger_id, ledger.end, ledger.size_bytes())
+        if ledger.used_before:
+            return Failed(UnauthorizedError("model: its id was used before", ledger_id=ledger_id))
         if fails:
             if not ledger.fenced and self._random.random() < 0.5:
                 self._set(ledger_id, IN_RECOVERY)

@@ -21,6 +21,7 @@ from bk_spark.protocol.errors import (
     LogFencedError,
     LogTailOpenError,
     NoSuchLedgerError,
+    UnauthorizedError,
 )
 from tests.simulation.logs.invariants import require
 from tests.simulation.logs.ledgers import ENTRY_BYTES
@@ -28,7 +29,7 @@ from tests.simulation.logs.streaming import FAILURES, REFUSALS
 from tests.simulation.logs.world import HOUR_MS, Actor, Script, Wait, World
 
 #: With these errors a writer ends; a new one may be opened.
-WRITER_FAILURES = (*FAILURES, ClockDifferenceError, LedgerFencedError, NoSuchLedgerError)
+WRITER_FAILURES = (*FAILURES, ClockDifferenceError, LedgerFencedError, NoSuchLedgerError, UnauthorizedError)
 _ROLL_MS: Final = 12 * HOUR_MS
 _CLOSE_TRIES: Final = 3
 

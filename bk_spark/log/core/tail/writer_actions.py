@@ -7,6 +7,7 @@ UseTail        write to this ledger from now on               Done
 SendEntries    hand entries over for sending                  Sent, Failed
 FlushLedger    wait until what was sent is acknowledged       Acknowledged, Failed
 AskConfirmed   how much of the ledger is acknowledged now     Acknowledged
+AskFailure     whether the ledger's writer has ended          Done, Failed
 WatchOwner     report changes of the owner's znode            Done, Failed
 TakeTurn       wait until no other machine of the writer runs Done
 ============== ============================================== ==============================================
@@ -52,6 +53,13 @@ class AskConfirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class AskFailure:
+    """``Failed`` holds the error that ended it. A ledger that is closed, or being closed, has not failed."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class WatchOwner:
     """A watch that is set already stays."""
 
@@ -61,7 +69,7 @@ class TakeTurn:
     """Until this machine ends, no other machine of the writer runs."""
 
 
-WriterAction = UseTail | SendEntries | FlushLedger | AskConfirmed | WatchOwner | TakeTurn
+WriterAction = UseTail | SendEntries | FlushLedger | AskConfirmed | AskFailure | WatchOwner | TakeTurn
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from bk_spark.log.core.changes import MAX_UNAVAILABLE, UNAVAILABLE_PAUSE_MS, cha
 from bk_spark.log.core.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import (
+    AbandonLedger,
+    ClaimLedger,
     Closed,
     CloseLedger,
     Conflict,
@@ -23,6 +25,7 @@ from bk_spark.log.core.steps import (
     Pause,
     RecoverLedger,
     Steps,
+    Warn,
 )
 from bk_spark.log.core.tail.tail_changes import (
     LookAtTail,
@@ -43,9 +46,11 @@ from bk_spark.protocol.errors import (
     MetadataUnavailableError,
     NoSuchLedgerError,
     PeerError,
+    UnauthorizedError,
 )
 
-#: New ledgers in a row, created because the reaper took them for leftovers, or removed the run's znode.
+#: New ledgers in a row, created because the reaper took them for leftovers, or removed the run's znode, or because
+#: somebody else had used their ids.
 _MAX_LEDGERS: Final = 5
 
 Clock = Callable[[], int]
@@ -101,7 +106,7 @@ class Roll:
         try:
             # Create it before closing the old one. If that fails, nothing is lost yet.
             self.next_ledger_id = yield from next_ledger_steps(paths, owner, now_ms)
-        except (PeerError, MetadataError) as error:
+        except (PeerError, MetadataError, UnauthorizedError) as error:
             self.put_off_by = error
             return None
         closed = yield from drain_steps(paths, owner, self._ledger_id)
@@ -109,21 +114,33 @@ class Roll:
 
 
 def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int]:
-    """Create a ledger, registered for ``owner`` but not in the list yet. Raises the ledger client's errors."""
+    """Create a ledger, registered for ``owner`` but not in the list yet. Raises the ledger client's errors.
+
+    Whoever may write to bookies may have used its id with another password. They would refuse the writer's entries, and
+    a tail that they refuse cannot be sealed. So they are asked first, and another ledger is taken.
+    """
     run_path = writer_run(paths, owner.writer_id)
-    refused: Conflict | None = None
+    refused: BookKeeperError | None = None
     for _ in range(_MAX_LEDGERS):
         yield from change_steps(MakeZnodes(paths, paths.runs_at(WRITERS), run_path), now_ms)
         event = yield CreateLedger(registrar(paths, run_path))
-        if isinstance(event, Created):
-            return event.ledger_id
         if isinstance(event, Failed):
             raise event.error
-        # The reaper removed the run's empty znode in the meantime, or the log is gone. The next attempt will show.
-        assert isinstance(event, Conflict), event
-        refused = event
+        if isinstance(event, Conflict):
+            # The reaper removed the run's empty znode in the meantime, or the log is gone. The next attempt will show.
+            refused = MetadataConflictError(f"log {paths.name}: no ledger could be registered: {event.reason}")
+            continue
+        assert isinstance(event, Created), event
+        claimed = yield ClaimLedger(event.ledger_id)
+        if not isinstance(claimed, Failed):
+            return event.ledger_id
+        yield AbandonLedger(event.ledger_id)
+        if not isinstance(claimed.error, UnauthorizedError):
+            raise claimed.error
+        yield Warn(f"new ledger {event.ledger_id} is left unused: {claimed.error}")
+        refused = claimed.error
     assert refused is not None
-    raise MetadataConflictError(f"log {paths.name}: no ledger could be registered: {refused.reason}")
+    raise refused
 
 
 def drain_steps(paths: LogPaths, owner: Owner, ledger_id: int) -> Steps[Closed]:

@@ -29,6 +29,7 @@ from bk_spark.log.core.tail.tail_changes import KeepTail, ReleaseTail, SealTail,
 from bk_spark.log.core.tail.writer_actions import (
     Acknowledged,
     AskConfirmed,
+    AskFailure,
     FlushLedger,
     SendEntries,
     Sent,
@@ -225,8 +226,9 @@ class TailWriting:
     def keep_steps(self) -> Steps[float | None]:
         """Check whether the tail is still this writer's, and create the owner's znode again if it is gone.
 
-        Run this when the owner's znode changed, or may have changed. Returns after how many milliseconds to run it
-        again. None: after the next change.
+        Run this when the owner's znode changed, or may have changed, and when the ledger's writer has failed: until
+        somebody learns of that, an idle writer would keep others from the tail. Returns after how many milliseconds to
+        run it again. None: after the next change.
         """
         yield LimitTime(_KEEP_MS)
         try:
@@ -307,6 +309,9 @@ class TailWriting:
 
     def _find_lost(self, place: TailPlace) -> Steps[BookKeeperError | None]:
         """Return the error that says that the tail is lost, or None if it is this writer's, with its owner's znode."""
+        event = yield AskFailure(place.ledger_id)
+        if isinstance(event, Failed):
+            return event.error
         event = yield IsLedgerOpen(place.ledger_id)
         try:
             if isinstance(event, Failed):
