@@ -12,6 +12,7 @@ from bk_spark.bookie.config import ANSWER_RESERVE_BYTES
 from bk_spark.protocol.codes import DigestType, FlagV2
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.protocol.wire import add_frames
 from bk_spark.protocol.wire.add_frames import AddFrames, EntryPackager
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.v3 import wire_v3
@@ -84,6 +85,30 @@ def test_bodies_are_the_entries_of_v2(digest_type: DigestType, flags: FlagV2, si
             assert add.writeFlags == first & 1
             assert request.header.HasField("priority") is bool(flags & FlagV2.HIGH_PRIORITY)
             assert (request.header.version, request.header.operation) == (pb.VERSION_THREE, pb.ADD_ENTRY)
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+@pytest.mark.parametrize("sizes", [[0], [1024] * 3, [1, 0, 9, 9, 200, 9, 5_000], list(range(100, 124))], ids=str)
+def test_few_frames_are_those_of_many(
+    digest_type: DigestType, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few entries are packed with plain numbers, many with numpy: byte for byte the same, over both protocols."""
+    random_ = random.Random(len(sizes))
+    payloads = Payloads.of([random_.randbytes(size) for size in sizes])
+    for flags, deferred in itertools.product((FlagV2.NONE, FlagV2.RECOVERY_ADD, URGENT), (False, True)):
+        for ledger_id, first in ((0, 0), (5, 127), (2**40, 2**31), (2**63 - 1, 2**40 - 2), (7, 2**62)):
+            packagers = (
+                EntryPackagerV3(ledger_id, digest_type, b"pw", flags, deferred_sync=deferred),
+                EntryPackager(ledger_id, digest_type, b"pw", flags),
+            )
+            for packager in packagers:
+                few = packager.package(first, first - 1, 1000, payloads)
+                with monkeypatch.context() as patched:
+                    patched.setattr(add_frames, "_FEW", 0)
+                    many = packager.package(first, first - 1, 1000, payloads)
+                assert few.data == many.data
+                assert few.offsets.tolist() == many.offsets.tolist()
+                assert few.lengths.tolist() == many.lengths.tolist()
 
 
 def test_transaction_ids() -> None:

@@ -88,7 +88,8 @@ class PrefixPackager(ABC):
     """Frames that are a prefix of fixed size, the digest and the payload.
 
     ``prefix_dtype`` ends with the entry's header: fields ``ledger``, ``entry``, ``lac``, ``length``. The fields before
-    it belong to the protocol, and :meth:`_fill` fills them. Holds the ledger's keys, which its repr does not show.
+    it belong to the protocol: :meth:`_fill` fills them for many entries, and :meth:`_prefix` makes all bytes of one
+    prefix. Holds the ledger's keys, which its repr does not show.
     """
 
     def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes, prefix_dtype: np.dtype[Any]) -> None:
@@ -102,6 +103,10 @@ class PrefixPackager(ABC):
     def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
         """Fill the fields before the entry's header. ``frame_bytes`` are sizes without the length prefix."""
 
+    @abstractmethod
+    def _prefix(self, frame_bytes: int, entry_id: int, last_add_confirmed: int, length: int) -> bytes:
+        """Return the prefix of one frame. ``frame_bytes`` is its size without the length prefix."""
+
     @property
     def overhead_bytes(self) -> int:
         """See :attr:`Packager.overhead_bytes`: the prefix and the digest."""
@@ -114,7 +119,9 @@ class PrefixPackager(ABC):
         length_before: int,
         payloads: Payloads | Sequence[Buffer],
     ) -> AddFrames:
-        """See :meth:`Packager.package`. Computes all prefixes and digests at once, with numpy."""
+        """See :meth:`Packager.package`. Few entries are packed one by one, many all at once, with numpy."""
+        if len(payloads) <= _FEW:
+            return self._package_few(first_entry_id, last_add_confirmed, length_before, payloads)
         if isinstance(payloads, Payloads):
             sizes = payloads.sizes
         else:
@@ -139,6 +146,27 @@ class PrefixPackager(ABC):
             data = self._joined(heads, list(payloads))
             Payloads.check_joined(data, int(offsets[-1]))
         return AddFrames(first_entry_id, data, offsets, lengths)
+
+    def _package_few(
+        self,
+        first_entry_id: int,
+        last_add_confirmed: int,
+        length_before: int,
+        payloads: Payloads | Sequence[Buffer],
+    ) -> AddFrames:
+        parts: list[Buffer] = []
+        offsets, lengths = [0], []
+        length = length_before
+        for entry_id, payload in enumerate(payloads, first_entry_id):
+            frame_bytes = self.overhead_bytes + len(payload)
+            length += len(payload)
+            prefix = self._prefix(frame_bytes - LENGTH_BYTES, entry_id, last_add_confirmed, length)
+            parts += prefix, self._digest(prefix[-ENTRY_HEADER_BYTES:], payload), payload
+            offsets.append(offsets[-1] + frame_bytes)
+            lengths.append(length)
+        data = memoryview(b"".join(parts))
+        Payloads.check_joined(data, offsets[-1])
+        return AddFrames(first_entry_id, data, np.array(offsets, np.int64), np.array(lengths, np.int64))
 
     def _table(self, heads: Bytes2D, payloads: Payloads, size: int) -> memoryview:
         """Return frames with payloads of one ``size``."""
@@ -179,30 +207,9 @@ class EntryPackager(PrefixPackager):
         """Return :attr:`overhead_bytes` for this digest."""
         return _PREFIX_BYTES + digest_type.digest_bytes
 
-    def package(
-        self,
-        first_entry_id: int,
-        last_add_confirmed: int,
-        length_before: int,
-        payloads: Payloads | Sequence[Buffer],
-    ) -> AddFrames:
-        """See :meth:`Packager.package`. Packs a few entries one by one, which is quicker."""
-        if len(payloads) > _FEW:
-            return super().package(first_entry_id, last_add_confirmed, length_before, payloads)
-        parts: list[Buffer] = []
-        offsets, lengths = [0], []
-        length = length_before
-        for entry_id, payload in enumerate(payloads, first_entry_id):
-            frame_bytes = self.overhead_bytes + len(payload)
-            length += len(payload)
-            ids = (self._ledger_id, entry_id, last_add_confirmed, length)
-            prefix = _PREFIX.pack(frame_bytes - LENGTH_BYTES, self._header, self._key_bytes, *ids)
-            parts += prefix, self._digest(prefix[-ENTRY_HEADER_BYTES:], payload), payload
-            offsets.append(offsets[-1] + frame_bytes)
-            lengths.append(length)
-        data = memoryview(b"".join(parts))
-        Payloads.check_joined(data, offsets[-1])
-        return AddFrames(first_entry_id, data, np.array(offsets, np.int64), np.array(lengths, np.int64))
+    def _prefix(self, frame_bytes: int, entry_id: int, last_add_confirmed: int, length: int) -> bytes:
+        ids = (self._ledger_id, entry_id, last_add_confirmed, length)
+        return _PREFIX.pack(frame_bytes, self._header, self._key_bytes, *ids)
 
     def _fill(self, prefix: npt.NDArray[np.void], frame_bytes: Int64s, entry_ids: Int64s) -> None:
         prefix["frame"] = frame_bytes

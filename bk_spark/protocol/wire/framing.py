@@ -63,6 +63,11 @@ class Frames:
         """Length of the shortest frame, of at least one."""
         return int(self.lengths[0] if len(self.lengths) == 1 else self.lengths.min())
 
+    @property
+    def longest_bytes(self) -> int:
+        """Length of the longest frame, of at least one."""
+        return int(self.lengths[0] if len(self.lengths) == 1 else self.lengths.max())
+
     def __iter__(self) -> Iterator[memoryview]:
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             yield self.data[start : start + length]

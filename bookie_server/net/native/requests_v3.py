@@ -61,10 +61,12 @@ class RequestsV3:
         """
         at = cost = 0
         try:
-            if len(frames) == 1 and not is_worth_it(1, frames.shortest_bytes):
-                # From a client that waits for each answer: to look for runs would take longer than the request.
-                self._one(wire_v3.parse_request(next(iter(frames))))
-                return 1
+            if not is_worth_it(len(frames), frames.longest_bytes):
+                # From a client that waits for answers: to look for runs would take longer than the requests.
+                for body in frames:
+                    self._one(wire_v3.parse_request(body))
+                    at += 1
+                return at
             for last, alike in segments(frames):
                 one_by_one = _PER_RUN
                 while at < last:

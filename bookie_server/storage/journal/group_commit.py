@@ -184,9 +184,10 @@ class GroupCommit:
         # The thread may wait for less than is urgent now.
         changed = not self._filled or (urgent and not group.urgent)
         group.urgent = group.urgent or urgent
+        group.last = time.monotonic()
         if not self._filled:
             self._filled = True
-            group.since = time.monotonic()
+            group.since = group.last
         if self._waiting and (changed or self._timing.is_large(group.journal_bytes, group.entries)):
             self._waiting = False
             return True
@@ -318,7 +319,7 @@ class GroupCommit:
         if self._stopping or self._fatal is not None:
             return "queue_empty", 0.0
         group = self._pending
-        reason, due = self._timing.due(group.journal_bytes, group.entries, group.since, urgent=group.urgent)
+        reason, due = self._timing.due(group.journal_bytes, group.entries, group.since, group.last, urgent=group.urgent)
         return reason, max(due, self._resume_at) - now
 
     def _commit(self, group: JournalGroup, reason: FlushReason) -> None:

@@ -4,9 +4,9 @@ With ``adaptive_group_writes``, a group is written as soon as the journal's thre
 its oldest entry is ``max_group_wait_ms`` old, when its bytes or entries reach their thresholds, or, with
 ``flush_when_queue_empty``, when the thread is free.
 
-A group of nothing but adds of recoveries waits for a millisecond even if the thread is free. Whoever recovers or copies
-a ledger has more of them under way: Apache's client, for example, reads the next entry meanwhile. Written one by one,
-each would cost a sync.
+A group of nothing but adds of recoveries waits even if the thread is free: until none has come for a millisecond, for
+four at most. Whoever recovers or copies a ledger has more of them under way: Apache's client, for example, reads the
+next entry meanwhile. Written one by one, each would cost a sync.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from bookie_server.config.config import BookieConfig
 
 FlushReason = Literal["queue_empty", "max_wait", "threshold"]
 
-#: How long adds of recoveries wait for others.
-_RECOVERY_WAIT_S: Final = 0.001
+#: How long adds of recoveries wait for the next one, and for all others.
+_NEXT_WAIT_S: Final = 0.001
+_RECOVERY_WAIT_S: Final = 0.004
 
 
 class JournalGroupTiming:
@@ -37,14 +38,18 @@ class JournalGroupTiming:
         """Whether a group with so many bytes and entries should not wait for more."""
         return size_bytes > self._max_bytes or 0 < self._max_entries < entries
 
-    def due(self, size_bytes: int, entries: int, since_s: float, *, urgent: bool) -> tuple[FlushReason, float]:
-        """Return why and when to write a group whose oldest entry came at ``since_s``. 0 means now. ``urgent``: the
-        group has more than adds of recoveries."""
+    def due(
+        self, size_bytes: int, entries: int, since_s: float, last_s: float, *, urgent: bool
+    ) -> tuple[FlushReason, float]:
+        """Return why and when to write a group whose oldest entry came at ``since_s`` and its newest at ``last_s``. 0
+        means now. ``urgent``: the group has more than adds of recoveries."""
         if self._at_once and urgent:
             return "queue_empty", 0.0
         if self.is_large(size_bytes, entries):
             return "threshold", 0.0
-        return "max_wait", since_s + (_RECOVERY_WAIT_S if self._at_once else self._max_wait_s)
+        if not self._at_once:
+            return "max_wait", since_s + self._max_wait_s
+        return "max_wait", min(since_s + _RECOVERY_WAIT_S, last_s + _NEXT_WAIT_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ class JournalGroup:
     ``large``: appends that go to an entry log if possible, and where in ``journal`` their bytes are.
     ``left_logs``: entry logs that got large entries of this group or earlier ones, and will get no more.
     ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
-    ``mark``: the position after the group, once it is written. ``urgent``: it has more than adds of recoveries.
+    ``mark``: the position after the group, once it is written. ``since``, ``last``: when the first and the last came.
+    ``urgent``: it has more than adds of recoveries.
     """
 
     journal: list[Buffer] = field(default_factory=list)
@@ -71,6 +72,7 @@ class JournalGroup:
     undo: list[Callable[[], None]] = field(default_factory=list)
     mark: LogMark | None = None
     since: float = 0.0
+    last: float = 0.0
     must_sync: bool = False
     probes: bool = False
     urgent: bool = False

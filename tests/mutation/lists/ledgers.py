@@ -8,6 +8,13 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "A few v3 frames say the size of each.",
+        "bk_spark/protocol/wire/v3/add_frames_v3.py",
+        "if frame_bytes != self._sizes[0]:",
+        "if not self._sizes[0]:",
+        ("tests/unit/test_protocol_add_frames_v3.py::test_few_frames_are_those_of_many",),
+    ),
+    Mutation(
         "An entry is acknowledged once an ack quorum holds it.",
         "bk_spark/protocol/ledger/add_window.py",
         "_leading(self._held[first : self._end] >= self._quorum.ack_quorum_size)",

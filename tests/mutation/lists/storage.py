@@ -29,6 +29,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_group_commit.py::test_adds_of_a_recovery_wait_for_others_and_hold_nobody_up",),
     ),
     Mutation(
+        "Adds of a recovery do not wait for ever, though more come.",
+        "bookie_server/storage/journal/group_timing.py",
+        "min(since_s + _RECOVERY_WAIT_S, last_s + _NEXT_WAIT_S)",
+        "last_s + _NEXT_WAIT_S",
+        ("tests/unit/test_group_timing.py::test_a_group_of_recoveries_waits_for_the_next_add_where_others_do_not",),
+    ),
+    Mutation(
         "The durable mark waits for the sync.",
         "bookie_server/storage/journal/group_commit.py",
         "return min(self._applied, self._synced)",

@@ -28,6 +28,7 @@ that names neither id.
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -101,6 +102,21 @@ class EntryPackagerV3(PrefixPackager):
         self._add_at = len(message)
         self._entry_id_at = len(message) + 1 + INT64_BYTES + 1
         self._body_size_at = len(self._message) - SIZE_BYTES
+        #: What stands in each message before, between and after the varints.
+        constant = message + add
+        entry_id_ends = self._entry_id_at + INT64_BYTES
+        self._constants = (
+            constant[:_TXN_AT],
+            constant[_TXN_AT + INT64_BYTES : self._add_size_at],
+            constant[self._add_at : self._entry_id_at],
+            constant[entry_id_ends : self._body_size_at],
+        )
+        #: The last frame's size, and the varints of sizes in it. Entries often have the size of the one before.
+        self._sizes = 0, b"", b""
+        start, middle, ids, rest = map(len, self._constants)
+        self._struct = struct.Struct(
+            f">I{start}s{INT64_BYTES}s{middle}s{SIZE_BYTES}s{ids}s{INT64_BYTES}s{rest}s{SIZE_BYTES}sqqqq"
+        )
         super().__init__(
             ledger_id,
             digest_type,
@@ -126,3 +142,25 @@ class EntryPackagerV3(PrefixPackager):
         put_padded(message[:, self._add_size_at : self._add_at], frame_bytes - self._add_at)
         put_padded(message[:, self._entry_id_at : self._entry_id_at + INT64_BYTES], entry_ids)
         put_padded(message[:, self._body_size_at :], frame_bytes - len(self._message))
+
+    def _prefix(self, frame_bytes: int, entry_id: int, last_add_confirmed: int, length: int) -> bytes:
+        start, middle, ids, rest = self._constants
+        if frame_bytes != self._sizes[0]:
+            add, body = frame_bytes - self._add_at, frame_bytes - len(self._message)
+            self._sizes = frame_bytes, padded(add, SIZE_BYTES), padded(body, SIZE_BYTES)
+        _, add_size, body_size = self._sizes
+        return self._struct.pack(
+            frame_bytes,
+            start,
+            padded(min(entry_id, _ENTRY_MASK) | self._txn_bits, INT64_BYTES),
+            middle,
+            add_size,
+            ids,
+            padded(entry_id, INT64_BYTES),
+            rest,
+            body_size,
+            self._ledger_id,
+            entry_id,
+            last_add_confirmed,
+            length,
+        )

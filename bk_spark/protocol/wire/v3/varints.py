@@ -22,7 +22,8 @@ def padded(value: int, size: int) -> bytes:
     """Return ``value`` (not negative) as a varint of ``size`` bytes."""
     if value < 0 or value >> 7 * size:
         raise ValueError(f"{value} does not fit a varint of {size} bytes")
-    return bytes(value >> 7 * place & 0x7F | (0x80 if place < size - 1 else 0) for place in range(size))
+    last = size - 1
+    return bytes([*[value >> shift & 0x7F | 0x80 for shift in range(0, 7 * last, 7)], value >> 7 * last])
 
 
 def put_padded(column: npt.NDArray[np.uint8], values: npt.NDArray[np.int64]) -> None:
