@@ -151,9 +151,9 @@ def _expected_s(item: pytest.Item, directory: str) -> float:
 def _has_spark() -> bool:
     if "pyspark" not in sys.modules:
         return False
-    from pyspark import SparkContext
+    from tests.support.spark_inside import has_gateway
 
-    return SparkContext._gateway is not None
+    return has_gateway()
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -55,7 +56,7 @@ def _value(field: FieldDescriptor) -> SearchStrategy[Any]:
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         return st.sampled_from([value.number for value in field.enum_type.values])
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-        return messages(field.message_type._concrete_class)
+        return messages(GetMessageClass(field.message_type))
     if field.type == FieldDescriptor.TYPE_BYTES:
         return st.binary(max_size=40)
     return st.text(max_size=20)

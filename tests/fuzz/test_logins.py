@@ -168,7 +168,8 @@ def test_no_session_begins_without_a_login(messages: list[bytes], caplog: pytest
     sessions, call = Sessions(9), _Call(list(messages))
     caplog.clear()
     with caplog.at_level(logging.ERROR), contextlib.suppress(grpc.aio.AbortError):
-        asyncio.run(LoginService(FrontAccess(_Sasl()), sessions)._log_in(None, call))
+        log_in = LoginService(FrontAccess(_Sasl()), sessions).methods()["LogIn"].stream_stream
+        asyncio.run(log_in(None, call))
     assert not caplog.records, caplog.text
     assert call.status in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
     assert len(sessions) == 0

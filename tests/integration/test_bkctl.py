@@ -146,7 +146,8 @@ def test_every_command_takes_json_and_the_options_of_all() -> None:
     leaves = [one for one in parsers_of(make_parser()) if not commands_of(one)]
     assert len(leaves) >= 15
     for leaf in leaves:
-        assert {"--json", "--metadata-service-uri", "--password-file", "--log-root"} <= set(leaf._option_string_actions)
+        offered = set(re.findall(r"--[\w-]+", leaf.format_help()))
+        assert {"--json", "--metadata-service-uri", "--password-file", "--log-root"} <= offered
 
 
 def test_commands_that_apache_has_have_the_names_of_its_shell() -> None:

@@ -6,7 +6,6 @@ A proxy cuts real connections, so that sessions, reconnecting and ``sync`` are p
 from __future__ import annotations
 
 import pytest
-from kazoo.client import KazooClient
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
@@ -19,6 +18,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bk_spark.protocol.metadata.under_replication import Mark
 from tests.support.ledgers import ledger
 from tests.support.zookeeper_proxy import DELETE, MULTI, Break, ZooKeeperProxy, at_each_request
+from tests.support.zookeeper_sessions import take_over
 
 BREAKS = pytest.mark.parametrize("how", Break, ids=lambda how: how.name)
 LEDGER = 7
@@ -157,7 +157,7 @@ def test_r3_the_session_expires_with_the_request_that_locks(
     proof = store.begin_worker("w")
     proxy.kinds = frozenset({MULTI})
     proxy.breaks = [how]
-    proxy.on_break = lambda: end_session(store.zk, plain.zk.servers)
+    proxy.on_break = lambda: take_over(store.zk, plain.zk.servers)
     with pytest.raises(SessionLostError):
         store.lock(LEDGER, proof=proof)
     assert proxy.broken == 1
@@ -168,14 +168,6 @@ def test_r3_the_session_expires_with_the_request_that_locks(
     store.release_unwanted()
     plain.zk.sync("/")
     assert list(plain.locks()) == [LEDGER]
-
-
-def end_session(session: ZooKeeper, servers: str) -> None:
-    """End the session through another connection that takes it over."""
-    thief = KazooClient(servers, client_id=session._client.client_id, timeout=10)
-    thief.start(60)
-    thief.stop()
-    thief.close()
 
 
 @BREAKS

@@ -6,12 +6,10 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.datasource import connections
 from bk_spark.datasource.connections import LogPlace, client_of, log_at
 from bk_spark.datasource.writing.idle_ledgers import IdleLedgers, LedgerKey
 from bk_spark.log.core.plan import CommitStatus
@@ -28,6 +26,7 @@ from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError, RunRetiredError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
+from tests.support.spark_process import own_clients
 from tests.support.zookeeper_sessions import expire
 
 PASSWORD = b"secret"
@@ -51,14 +50,10 @@ def store(client: BlockingClient) -> LogStore:
 @pytest.fixture
 def log(store: LogStore, metadata_service_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     """A new log as a worker process of Spark has it: from the process's cache, which is empty at first."""
-    clients = connections._Shared[Any, Any]()
-    monkeypatch.setattr(connections, "_CLIENTS", clients)
-    monkeypatch.setattr(connections, "_LOGS", connections._Shared[Any, Any](2))
     name = f"writes-{uuid.uuid4().hex[:8]}"
     made = store.create_log(name, SETTINGS)
-    yield log_at(_place(metadata_service_uri, made), PASSWORD, SETTINGS)
-    for slot in clients._slots.values():
-        slot.value.close()
+    with own_clients(monkeypatch):
+        yield log_at(_place(metadata_service_uri, made), PASSWORD, SETTINGS)
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from bk_spark.datasource import connections
 from bk_spark.datasource.batch.reader import batch_reader
 from bk_spark.datasource.batch.writer import BatchWriter
 from bk_spark.datasource.options.parse import parse_options
 from bookie_server.local import LocalCluster
 from tests.support.row_tracer import MARK, ROOT, RowTracer
+from tests.support.spark_process import own_clients
 
 PAGE: Final = ROOT / "docs" / "design" / "walk.md"
 SCHEMA: Final = StructType([StructField("value", BinaryType())])
@@ -34,14 +34,9 @@ def rows_of(value: bytes) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.fixture(autouse=True)
-def own_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Those of a process of Spark, closed in the end."""
-    clients = connections._Shared[Any, Any]()
-    monkeypatch.setattr(connections, "_CLIENTS", clients)
-    monkeypatch.setattr(connections, "_LOGS", connections._Shared[Any, Any](2))
-    yield
-    for slot in clients._slots.values():
-        slot.value.close()
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with own_clients(monkeypatch):
+        yield
 
 
 def test_the_walk_is_what_a_row_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

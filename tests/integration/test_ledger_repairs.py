@@ -39,6 +39,7 @@ from bk_spark.protocol.replication.copying.copy_pace import CopyPace, CopyReques
 from bk_spark.protocol.replication.repair_settings import RepairSettings
 from bookie_server.local import LocalCluster
 from tests.support.registrations import kill_and_forget
+from tests.support.zookeeper_sessions import note_requests
 
 CONFIG = ClientConfig(add_timeout_ms=60_000, read_timeout_ms=60_000, connect_timeout_ms=60_000)
 V3 = replace(CONFIG, use_v2_wire_protocol=False)
@@ -365,15 +366,7 @@ def test_what_a_repair_asks_of_zookeeper(
             worker.store.mark(second, [victim])
             # A neighbour stays marked, so the directories above both stay.
             worker.store.mark(second + 1, [victim])
-            kazoo = worker.session.zookeeper._client
-            asked: list[str] = []
-            send = kazoo._call
-
-            def note(request: object, answer: object) -> object:
-                asked.append(type(request).__name__)
-                return send(request, answer)
-
-            monkeypatch.setattr(kazoo, "_call", note)
+            asked = note_requests(worker.session.zookeeper, monkeypatch)
             assert isinstance(await worker.repair_marked(second), Repaired)
             return asked
         finally:

@@ -16,8 +16,10 @@ from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.index import walk_steps
 from bk_spark.log.core.index_move import MoveReport, move_steps
 from bk_spark.log.formats.names import INDEX
+from bk_spark.log.formats.page import SegmentPage
 from bk_spark.log.formats.znodes import Head, IndexPosition, decode_head, encode_head
 from bk_spark.log.gc.truncation import SegmentStart, Truncate
+from bk_spark.log.io.page_reader import PageReader
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import (
     InvalidArgumentError,
@@ -27,6 +29,7 @@ from bk_spark.protocol.errors import (
     UnauthorizedError,
 )
 from bk_spark.protocol.quorum import Quorum
+from tests.support.kept import kept
 from tests.support.logs import commit_made_up, let_go_of_the_past
 
 KEPT_SEGMENTS = 60
@@ -106,8 +109,14 @@ def reopened(store: LogStore, log: Log) -> Log:
     return store.open_log(log.name, password=b"secret")
 
 
-def check_reads(snapshot: LogSnapshot, segments: list[Segment]) -> None:
+def pages_of(log: Log) -> PageReader:
+    """With nothing in its caches."""
+    return PageReader(log.ledgers.client.zookeeper, log.paths, log.ledgers)
+
+
+def check_reads(log: Log, snapshot: LogSnapshot, segments: list[Segment]) -> None:
     """All ways of reading, against the plain list."""
+    pages = pages_of(log)
     assert list(snapshot.segments()) == segments
     start, end = segments[0].base_offset, segments[-1].end_offset
     assert (snapshot.first_offset, snapshot.next_offset) == (start, end)
@@ -119,7 +128,8 @@ def check_reads(snapshot: LogSnapshot, segments: list[Segment]) -> None:
         for offset in (segment.base_offset, segment.end_offset - 1):
             number, found = snapshot.segment_at(offset)
             assert found == segment
-            assert snapshot._page(number).table.overlapping(offset, offset + 1).base_offset[0] == segment.base_offset
+            table = pages.page(number, snapshot.head).table
+            assert table.overlapping(offset, offset + 1).base_offset[0] == segment.base_offset
     times = sorted({segment.commit_time_ms for segment in segments})
     for time_ms in (0, *times[:: max(1, len(times) // 25)], times[-1]):
         for asked in (time_ms, time_ms + 1):
@@ -135,9 +145,10 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     log = store.create_log("flights", SETTINGS, b"secret")
     commit(log, 50)
     segments = list(log.snapshot().segments())
-    check_reads(log.snapshot(), segments)
+    check_reads(log, log.snapshot(), segments)
     # These know nothing of the moves.
-    old = [reopened(store, log).snapshot() for _ in range(2)]
+    caches = [pages_of(log) for _ in range(2)]
+    old = [LogSnapshot(log.name, head_of(client, log), cache) for cache in caches]
     assert list(old[1].segments()) == segments
 
     pages = len(client.zookeeper.children(log.paths.pages) or [])
@@ -159,18 +170,17 @@ def test_a_list_reads_the_same_before_and_after_its_pages_moved(
     }
     assert walk.ledgers == registered
     for snapshot in (log.snapshot(), reopened(store, log).snapshot(), *old):
-        check_reads(snapshot, segments)
+        check_reads(log, snapshot, segments)
 
     commit(log, 20)
     more = list(log.snapshot().segments())
     assert more[: len(segments)] == segments
     for _ in range(3):
         move(log)
-        check_reads(reopened(store, log).snapshot(), more)
-    check_reads(old[0], segments)
-    for snapshot in old:
-        kept = sum(len(page.table) for page in snapshot._pages._cache.values())
-        assert KEPT_SEGMENTS // 2 < kept == snapshot._pages._cached_segments <= KEPT_SEGMENTS
+        check_reads(log, reopened(store, log).snapshot(), more)
+    check_reads(log, old[0], segments)
+    for cache in caches:
+        assert KEPT_SEGMENTS // 2 < sum(len(page.table) for page in kept(cache, SegmentPage)) <= KEPT_SEGMENTS
 
 
 def test_an_offset_is_found_near_the_tail_without_reading_the_index(
@@ -206,7 +216,7 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     assert head.index is not None
     assert 0 < head.first_page == number < head.index.end_page
     kept = [s for s in segments if s.base_offset >= segment.base_offset]
-    check_reads(reopened(store, log).snapshot(), kept)
+    check_reads(log, reopened(store, log).snapshot(), kept)
     assert log.run(walk_steps(log.paths, head)).ledgers < all_ledgers
     assert list(old.segments()) == segments, "an old snapshot still has its segments"
 
@@ -215,15 +225,15 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     kept = list(log.snapshot().segments())
     move_all(log)
     head = head_of(client, log)
-    check_reads(reopened(store, log).snapshot(), kept)
+    check_reads(log, reopened(store, log).snapshot(), kept)
     needed = log.run(walk_steps(log.paths, head)).ledgers
     for ledger_id in all_ledgers - needed:
         client.delete(ledger_id)
-    check_reads(reopened(store, log).snapshot(), kept)
+    check_reads(log, reopened(store, log).snapshot(), kept)
     late = LogSnapshot(
         log.name,
         replace(head_of(client, log), first_offset=0, first_page=0, kept_offset=0),
-        reopened(store, log)._pages,
+        pages_of(log),
     )
     with pytest.raises(LogRangeGoneError, match="truncated or overwritten while its list was read"):
         list(late.segments())
@@ -238,7 +248,7 @@ def test_a_log_may_be_truncated_and_overwritten_into_its_index(
     kept = list(log.snapshot().segments())
     assert move_all(log) > 0
     assert (log.run(walk_steps(log.paths, head_of(client, log))).ledgers & all_ledgers) == frozenset()
-    check_reads(reopened(store, log).snapshot(), kept)
+    check_reads(log, reopened(store, log).snapshot(), kept)
 
 
 def test_a_lost_or_corrupt_index_is_refused_with_where_it_lies(

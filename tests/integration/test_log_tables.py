@@ -26,8 +26,11 @@ import pytest
 import bk_spark
 from bk_spark import BookKeeper, Log, errors
 from bk_spark.log.core.plan import CommitStatus
+from bk_spark.log.tables.ordered_reads import OrderedReads
 from bk_spark.log.tables.scan import Scan
 from bookie_server.local import LocalCluster
+from tests.support.instances import instances
+from tests.support.kept import kept
 from tests.support.logs import registered_ledgers
 
 pytestmark = pytest.mark.integration
@@ -499,26 +502,26 @@ def test_a_scan_that_is_given_up_ends_its_threads(log: Log) -> None:
     assert not any(thread.name == "bk-scan" for thread in threading.enumerate())
 
 
-def test_memory_is_bounded_and_ledgers_roll(log: Log) -> None:
+def test_memory_is_bounded_and_ledgers_roll(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """80 MB of rows. What waits for the program comes near the limit, and is never much more."""
     log.write(rows(0, 20_000, 4000), compression=None, entry_bytes=256 * 1024, roll_bytes=8 * 1024 * 1024)
     assert len(registered_ledgers(log)) > 1
     limit = 8 * 1024 * 1024
+    begun = instances(monkeypatch, OrderedReads)
     scan = log.scan(threads=4, buffer_bytes=limit)
     with closing(scan.batches()) as batches:
         total = next(batches).nbytes
+        (reads,) = begun
         most = 0
         for batch in batches:
             total += batch.nbytes
-            most = max(most, _waiting_bytes(batches))
+            most = max(most, _waiting_bytes(reads))
     assert total > 75_000_000
     assert limit / 4 < most <= limit + 2 * 1024 * 1024
 
 
-def _waiting_bytes(batches: object) -> int:
-    reads = batches.gi_frame.f_locals["self"]  # type: ignore[attr-defined]
-    with reads._changed:
-        return sum(batch.nbytes for begun in reads._begun.values() for batch, _ in begun.waiting)
+def _waiting_bytes(reads: OrderedReads) -> int:
+    return sum(batch.nbytes for part in kept(reads, object) for batch, _ in list(getattr(part, "waiting", ())))
 
 
 def test_a_few_columns_do_not_hold_on_to_the_others(log: Log) -> None:

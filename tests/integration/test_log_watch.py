@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.metadata.zookeeper import WatchCallback, ZooKeeper
 from bk_spark.datasource.stream.log_watch import LogNamesWatch, LogWatch, look_at_logs
 from bk_spark.log import EntryFormat, LogSettings, LogStore
 from bk_spark.protocol.codes import DigestType
 from bk_spark.protocol.errors import LogReplacedError, NoSuchLogError
+from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.quorum import Quorum
 from tests.support.logs import commit_made_up
 from tests.support.zookeeper_proxy import CALLS, ZooKeeperProxy
@@ -29,22 +31,43 @@ class Clock:
 
 
 class Told:
-    """Makes the news of a watch something that can be awaited, or kept back."""
+    """The news of a znode: can be awaited, and kept back."""
 
-    def __init__(self, watch: LogWatch | LogNamesWatch) -> None:
-        self._event = threading.Event()
-        self._pass_on = watch._on_change
+    def __init__(self) -> None:
         self.deaf = False
-        watch._on_change = self._hear  # type: ignore[method-assign]
-
-    def _hear(self, path: str) -> None:
-        if not self.deaf:
-            self._pass_on(path)
-        self._event.set()
+        self.event = threading.Event()
 
     def wait(self) -> None:
-        assert self._event.wait(60)
-        self._event.clear()
+        assert self.event.wait(60)
+        self.event.clear()
+
+
+class ToldSession(ZooKeeper):
+    """A session whose watches tell, by path, that they were called."""
+
+    def __init__(self, servers: str) -> None:
+        super().__init__(servers)
+        self.told: defaultdict[str, Told] = defaultdict(Told)
+
+    def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:
+        return super().exists(path, self._noting(watch))
+
+    def get_many(self, paths: Sequence[str], watch: WatchCallback | None = None) -> dict[str, Znode | None]:
+        return super().get_many(paths, self._noting(watch))
+
+    def children(self, path: str, watch: WatchCallback | None = None) -> list[str] | None:
+        return super().children(path, self._noting(watch))
+
+    def _noting(self, watch: WatchCallback | None) -> WatchCallback | None:
+        if watch is None:
+            return None
+
+        def note(path: str) -> None:
+            if not self.told[path].deaf:
+                watch(path)
+            self.told[path].event.set()
+
+        return note
 
 
 @pytest.fixture
@@ -53,22 +76,22 @@ def store(zookeeper: ZooKeeper, fresh_root: str) -> LogStore:
 
 
 @pytest.fixture
-def watching(proxy: ZooKeeperProxy) -> Iterator[ZooKeeper]:
+def watching(proxy: ZooKeeperProxy) -> Iterator[ToldSession]:
     """A session whose requests are counted."""
     proxy.kinds = CALLS
-    session = ZooKeeper(proxy.address)
+    session = ToldSession(proxy.address)
     session.start()
     yield session
     session.close()
 
 
 def test_nothing_is_asked_while_nothing_happens(
-    store: LogStore, zookeeper: ZooKeeper, watching: ZooKeeper, proxy: ZooKeeperProxy
+    store: LogStore, zookeeper: ZooKeeper, watching: ToldSession, proxy: ZooKeeperProxy
 ) -> None:
     log = store.create_log("flights", RAW)
     clock = Clock()
     watch = LogWatch(watching, LogStore(watching, store.root).open_log("flights"), clock)
-    told = Told(watch)
+    told = watching.told[log.paths.head]
     assert watch.now().next_offset == 0
     before = proxy.requests
     for _ in range(100):
@@ -95,7 +118,7 @@ def test_nothing_is_asked_while_nothing_happens(
 
 
 def test_many_logs_are_looked_after_together(
-    store: LogStore, zookeeper: ZooKeeper, watching: ZooKeeper, proxy: ZooKeeperProxy
+    store: LogStore, zookeeper: ZooKeeper, watching: ToldSession, proxy: ZooKeeperProxy
 ) -> None:
     """One sync a pass, and of logs that did not change the head alone."""
     count, clock = 20, Clock()
@@ -103,7 +126,7 @@ def test_many_logs_are_looked_after_together(
     commit_made_up(logs[7], (5, 50))
     mine = LogStore(watching, store.root)
     watches = [LogWatch(watching, mine.open_log(log.name), clock) for log in logs]
-    told = [Told(watch) for watch in watches]
+    told = [watching.told[log.paths.head] for log in logs]
 
     def requests(*, latest: bool = False) -> int:
         before = proxy.requests
@@ -135,30 +158,31 @@ def test_many_logs_are_looked_after_together(
     assert watches[3].looked_at(latest=True).next_offset == 5
 
 
-def test_a_look_at_many_logs_in_a_new_session(store: LogStore, watching: ZooKeeper, proxy: ZooKeeperProxy) -> None:
+def test_a_look_at_many_logs_in_a_new_session(store: LogStore, watching: ToldSession, proxy: ZooKeeperProxy) -> None:
     """Watches went with the old session; they are set again, and the new one is synced."""
     clock = Clock()
     logs = [store.create_log(f"log-{number}", RAW) for number in range(3)]
     watches = [LogWatch(watching, LogStore(watching, store.root).open_log(log.name), clock) for log in logs]
     look_at_logs(watching, watches, latest=False)
-    told = [Told(watch) for watch in watches]
+    told = [watching.told[log.paths.head] for log in logs]
     expire(watching)
     for one in told:
         one.wait()
     commit_made_up(logs[0], (5, 50))
     look_at_logs(watching, watches, latest=False)
     assert [watch.looked_at(latest=False).next_offset for watch in watches] == [5, 0, 0]
-    for log, one, watch in zip(logs, told, watches, strict=True):
+    for log, one in zip(logs, told, strict=True):
         commit_made_up(log, (5, 50))
         one.wait()
-        assert not watch._is_watched
+    look_at_logs(watching, watches, latest=False)
+    assert [watch.looked_at(latest=False).next_offset for watch in watches] == [10, 5, 5]
 
 
-def test_what_no_news_came_of_is_seen_within_a_second(store: LogStore, zookeeper: ZooKeeper) -> None:
+def test_what_no_news_came_of_is_seen_within_a_second(store: LogStore, watching: ToldSession) -> None:
     log = store.create_log("flights", RAW)
     clock = Clock()
-    watch = LogWatch(zookeeper, log, clock)
-    told = Told(watch)
+    watch = LogWatch(watching, LogStore(watching, store.root).open_log("flights"), clock)
+    told = watching.told[log.paths.head]
     watch.now()
     told.deaf = True
     commit_made_up(log, (5, 50))
@@ -171,12 +195,12 @@ def test_what_no_news_came_of_is_seen_within_a_second(store: LogStore, zookeeper
     assert watch.now().next_offset == 10
 
 
-def test_a_new_session_is_watched_anew(store: LogStore, zookeeper: ZooKeeper, watching: ZooKeeper) -> None:
+def test_a_new_session_is_watched_anew(store: LogStore, zookeeper: ZooKeeper, watching: ToldSession) -> None:
     log = store.create_log("flights", RAW)
     watch = LogWatch(watching, LogStore(watching, store.root).open_log("flights"), Clock())
-    told = Told(watch)
+    told = watching.told[log.paths.head]
     names = LogNamesWatch(watching, store.root, Clock())
-    told_names = Told(names)
+    told_names = watching.told[store.root]
     assert (watch.now().next_offset, names.now()) == (0, {"flights"})
     expire(watching)
     told.wait()
@@ -191,10 +215,10 @@ def test_a_new_session_is_watched_anew(store: LogStore, zookeeper: ZooKeeper, wa
     assert (watch.now().next_offset, names.now()) == (10, {"flights", "ships", "trains"})
 
 
-def test_a_log_that_goes_is_an_error_each_time(store: LogStore, zookeeper: ZooKeeper) -> None:
+def test_a_log_that_goes_is_an_error_each_time(store: LogStore, zookeeper: ZooKeeper, watching: ToldSession) -> None:
     log = store.create_log("flights", RAW)
-    watch = LogWatch(zookeeper, log, Clock())
-    told = Told(watch)
+    watch = LogWatch(watching, LogStore(watching, store.root).open_log("flights"), Clock())
+    told = watching.told[log.paths.head]
     commit_made_up(log, (5, 50))
     assert watch.now().next_offset == 5
     _delete_tree(zookeeper, log.paths.head)
@@ -208,10 +232,10 @@ def test_a_log_that_goes_is_an_error_each_time(store: LogStore, zookeeper: ZooKe
             watch.now()
 
 
-def test_names_of_logs(store: LogStore, zookeeper: ZooKeeper) -> None:
+def test_names_of_logs(store: LogStore, zookeeper: ZooKeeper, watching: ToldSession) -> None:
     clock = Clock()
-    watch = LogNamesWatch(zookeeper, store.root, clock)
-    told = Told(watch)
+    watch = LogNamesWatch(watching, store.root, clock)
+    told = watching.told[store.root]
     assert watch.now() == set()
     store.create_log("b", RAW)
     assert watch.now() == {"b"}

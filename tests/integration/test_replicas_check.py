@@ -58,7 +58,6 @@ def check(
         access = await asyncio.to_thread(ReplicationAccess, session, uri, "checker")
         try:
             performer = AuditorPerformer(access, lambda event: None, share, ReplicationMetrics(MetricsRegistry()))
-            await access.call(performer._read_bookies, None)
             ledgers = {each: (await access.call(access.ledgers.read, each)).metadata for each in ledger_ids}
             done = await performer(Step(1, CheckLedgers(ledgers, Check.REPLICAS)))
         finally:

@@ -199,8 +199,8 @@ def metadata_in(data: bytes) -> LedgerMetadata:
     return ledger_metadata.decode(data)
 
 
-#: Takes the place of ``under_replication._parse``: marks and locks.
-parse_text = lru_cache(10_000)(under_replication._parse)
+#: Takes the place of ``under_replication.parse_text``: marks and locks.
+parse_text = lru_cache(10_000)(under_replication.parse_text)
 
 
 def length_of(last_entry_id: int) -> int:

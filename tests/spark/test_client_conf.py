@@ -15,6 +15,7 @@ from bookie_server.local import LocalCluster
 from tests.support.bookie import BookieProcess
 from tests.support.certificates import identity, write_pem
 from tests.support.servers import WITH_GRPC
+from tests.support.spark_inside import plan_of
 
 
 @pytest.fixture
@@ -68,6 +69,6 @@ def test_reads_writes_and_streams_use_the_file(
     assert again.count() == 100
 
     key = own.key_pem().decode().splitlines()[1]
-    shown = [again._jdf.queryExecution().toString()]
+    shown = [plan_of(again)]
     shown += [path.read_bytes().decode("latin-1") for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert not any(key in text or re.search("PRIVATE KEY", text) for text in shown)

@@ -335,12 +335,8 @@ def test_s5_what_zookeeper_does_not_answer_is_an_error(world: World, monkeypatch
         raise MetadataUnavailableError("ZooKeeper did not answer in time")
 
     world.append(log, (10, 100))
-    planner = reader._planner
-    assert planner is not None
-    (followed,) = planner._sources.now().values()
-    watch = followed.watch  # type: ignore[attr-defined]
     with monkeypatch.context() as patched:
-        patched.setattr(watch._zk, "get_many", unavailable)
+        patched.setattr(ZooKeeper, "get_many", unavailable)
         for _ in range(3):
             with pytest.raises(MetadataUnavailableError):
                 next_offset(reader, start)
@@ -791,7 +787,7 @@ def test_bookies_that_cannot_tell_how_far_a_tail_is(
 
         monkeypatch.setattr("bk_spark.bookie.blocking.BlockingReader.read_last_add_confirmed", unknown)
         monkeypatch.setattr("bk_spark.datasource.stream.sources._LAC_S", 0.0)
-        reader._planner = None
+        reader = world.reader()
         assert next_offset(reader, start) == start
         assert "its end cannot be determined now" in caplog.text
         with pytest.raises(EntryUnknownError):

@@ -18,6 +18,7 @@ from typing import Any
 from bookie_server.local import LocalCluster
 from bookie_server.local.process import GuardedProcessGroup
 from tests.support.servers import ZOOKEEPER_ARCHIVE, spark_session
+from tests.support.spark_inside import jvm_process
 from tests.support.streams import numbers, running, wait_for_batch
 
 _WRITTEN_S = 120.0
@@ -43,7 +44,7 @@ def main() -> None:
         with running(sink.option("checkpointLocation", f"{directory}/checkpoint").start()) as query:
             wait_for_batch(query, 2)
         spark.sql("select * from counts").toArrow()
-        jvm = spark.sparkContext._gateway.proc
+        jvm = jvm_process(spark)
         spark.stop()
         # The JVM writes the archive at its end, and it ends when nobody can send it requests any more.
         jvm.stdin.close()

@@ -9,6 +9,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
+from tests.support.spark_inside import status_store
+
 
 @dataclass(frozen=True, slots=True)
 class Connector:
@@ -40,7 +42,7 @@ class Connector:
 
     def plans(self) -> list[str]:
         """What Spark keeps (and shows in its UI) of every query of this session."""
-        store = self.spark._jsparkSession.sharedState().statusStore()
+        store = status_store(self.spark)
         queries = store.executionsList()
         return [
             "\n".join(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -21,6 +23,7 @@ from bookie_server.entry_reader import ReadPart
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.entrance.front_tls import FrontTls
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native.connection import NativeConnection
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
@@ -166,6 +169,19 @@ class Peer:
 class Front:
     def __init__(self, server: NativeServer, bookie: HeldBookie, port: int, stack: contextlib.ExitStack) -> None:
         self.server, self.bookie, self.port, self._stack = server, bookie, port, stack
+        #: The server's connections that have a transport.
+        self.connections = _joined(server)
+
+    def socket_options(self, level: int, option: int) -> list[int]:
+        """This option of the server's ends of its connections, as the kernel has it."""
+        values = []
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # no connected socket, or the descriptor with which they are listed
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    with socket.socket(fileno=os.dup(fd)) as one:
+                        if one.getpeername() and one.getsockname()[1:2] == (self.port,):
+                            values.append(one.getsockopt(level, option))
+        return values
 
     async def connect(self, receive_bytes: int | None = None) -> Peer:
         connected = self._stack.enter_context(socket.socket())
@@ -174,6 +190,24 @@ class Front:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
         return Peer(connected)
+
+
+def _joined(server: NativeServer) -> list[NativeConnection]:
+    """Connections from when they join the server until they leave it, as they tell it."""
+    joined: list[NativeConnection] = []
+    joins, left = server.joins, server.left
+
+    def on_join(connection: NativeConnection) -> bool:
+        joined.append(connection)
+        return joins(connection)
+
+    def on_left(connection: NativeConnection) -> None:
+        if connection in joined:
+            joined.remove(connection)
+        left(connection)
+
+    server.joins, server.left = on_join, on_left  # type: ignore[method-assign]
+    return joined
 
 
 @contextlib.asynccontextmanager

@@ -62,7 +62,8 @@ class ServedBookie:
         self.reads: list[tuple[int, bool]] = []
         self.port = 0
         self.connections: set[_Connection] = set()
-        self._held: list[tuple[_Connection, bytes]] = []
+        #: The answers that are held.
+        self.held: list[tuple[_Connection, bytes]] = []
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -82,7 +83,7 @@ class ServedBookie:
             connection.transport.abort()
 
     def answer_held(self) -> None:
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         for connection, answer in held:
             connection.transport.write(answer)
 
@@ -140,7 +141,7 @@ class ServedBookie:
 
     def _answer(self, connection: _Connection, answer: bytes, *, hold: bool = False) -> None:
         if self.silent or hold:
-            self._held.append((connection, answer))
+            self.held.append((connection, answer))
         else:
             connection.transport.write(answer)
 

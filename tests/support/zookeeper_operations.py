@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from kazoo.protocol.states import Callback
-
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.znodes import (
@@ -28,7 +26,7 @@ from bk_spark.protocol.metadata.znodes import (
 )
 from tests.support.zookeeper_model import ZooKeeperModel
 from tests.support.zookeeper_model_session import ModelSession
-from tests.support.zookeeper_sessions import expire
+from tests.support.zookeeper_sessions import expire, wait_for_callbacks
 
 SESSIONS: Final = 3
 STEPS: Final = 30
@@ -233,10 +231,7 @@ class Comparison:
     def _settle(self) -> None:
         """Wait until ZooKeeper has called every watch that it had to call: it does so before it answers."""
         for session in self._real:
-            session.sync("/")
-            settled = threading.Event()
-            session._client.handler.dispatch_callback(Callback("watch", settled.set, ()))
-            assert settled.wait(30)
+            wait_for_callbacks(session)
 
     def _require_equal(self, model: Any, real: Any, what: str = "") -> None:
         if model != real:

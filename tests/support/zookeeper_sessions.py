@@ -1,4 +1,8 @@
-"""Breaks and ends sessions with ZooKeeper that are still in use, and counts what is asked in them."""
+"""Breaks and ends sessions with ZooKeeper that are still in use, and counts what is asked in them.
+
+Only this module reaches through a session to kazoo's client, and into that: a cut connection, a session that another
+client takes over and the requests on the wire are nobody's business but a test's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import Callback
 
 from bk_spark.bookie.metadata.zookeeper import CONNECTED, LOST, ZooKeeper
 
@@ -40,16 +45,45 @@ def expire(session: ZooKeeper, *, comes_back: bool = True) -> None:
 
     session.add_state_listener(listener)
     while not lost.is_set():
-        client_id = session._client.client_id
-        if client_id is not None:
-            thief = KazooClient(session.servers, client_id=client_id, timeout=10)
-            with contextlib.suppress(KazooTimeoutError):
-                thief.start(5)
-            thief.stop()
-            thief.close()
+        with contextlib.suppress(KazooTimeoutError):
+            take_over(session, session.servers, patience_s=5)
         lost.wait(1)
     assert not comes_back or back.wait(60)
     session.remove_state_listener(listener)
+
+
+def take_over(session: ZooKeeper, servers: str, patience_s: float = 60) -> None:
+    """End the session through another connection to ``servers`` that takes it over. Raises KazooTimeoutError."""
+    client_id = session._client.client_id
+    if client_id is None:
+        return
+    thief = KazooClient(servers, client_id=client_id, timeout=10)
+    try:
+        thief.start(patience_s)
+    finally:
+        thief.stop()
+        thief.close()
+
+
+def note_requests(session: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of the requests that are sent in the session from now on."""
+    asked: list[str] = []
+    send = session._client._call
+
+    def note(request: object, answer: object) -> object:
+        asked.append(type(request).__name__)
+        return send(request, answer)
+
+    monkeypatch.setattr(session._client, "_call", note)
+    return asked
+
+
+def wait_for_callbacks(session: ZooKeeper) -> None:
+    """Wait until the watches that ZooKeeper has called so far have been handled."""
+    session.sync("/")
+    settled = threading.Event()
+    session._client.handler.dispatch_callback(Callback("watch", settled.set, ()))
+    assert settled.wait(30)
 
 
 class Bell:

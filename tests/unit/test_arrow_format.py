@@ -99,13 +99,13 @@ def _noise(rows: int, row_bytes: int) -> pa.RecordBatch:
 def test_what_does_not_shrink_is_not_compressed_and_seldom_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     noise, text = _noise(500, 1024), pa.record_batch({"noise": [b"all the same" * 85] * 5_000})
     written: list[str | None] = []
-    options_of = arrow_format._EntryWriter._written
+    new_stream = pa.ipc.new_stream
 
-    def noting(self: arrow_format._EntryWriter, parts: list[pa.RecordBatch], options: pa.ipc.IpcWriteOptions) -> Any:
+    def noting(sink: Any, schema: pa.Schema, *, options: pa.ipc.IpcWriteOptions) -> Any:
         written.append(options.compression)
-        return options_of(self, parts, options)
+        return new_stream(sink, schema, options=options)
 
-    monkeypatch.setattr(arrow_format._EntryWriter, "_written", noting)
+    monkeypatch.setattr(pa.ipc, "new_stream", noting)
     entries = _entries([noise] * 10, noise.schema, compression="lz4", entry_bytes=16 * KIB)
     assert entries == _entries([noise] * 10, noise.schema, entry_bytes=16 * KIB)
     assert len(entries) > 300

@@ -8,6 +8,7 @@ import itertools
 import logging
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -222,7 +223,7 @@ async def test_cancelled_reads_leave_nothing_and_disturb_nobody(bookie: ServedBo
     await asyncio.gather(*given_up, return_exceptions=True)
     assert connection.outstanding == 35
     bookie.silent = False
-    await until(lambda: len(bookie._held) >= 11)
+    await until(lambda: len(bookie.held) >= 11)
     bookie.answer_held()
     assert set(await kept) == set(range(5, 40))
     assert not connection.closed
@@ -241,7 +242,7 @@ async def test_a_lost_connection_tells_everybody(bookie: ServedBookie, connectio
     connection.unlisten(3)
     bookie.silent = True
     reads = [asyncio.ensure_future(connection.read(LEDGER, range(i, i + 3))) for i in range(5)]
-    await until(lambda: len(bookie._held) >= 5)
+    await until(lambda: len(bookie.held) >= 5)
     bookie.break_connections()
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         assert isinstance(outcome, BookieUnavailableError)
@@ -289,7 +290,7 @@ async def test_requests_wait_for_others(bookie: ServedBookie, connection: Connec
     await spin()
     waiting = [asyncio.ensure_future(connection.read(LEDGER, range(i, i + 6))) for i in range(6)]
     cancelled = asyncio.ensure_future(connection.read(LEDGER, range(1)))
-    await until(lambda: bool(bookie._held))
+    await until(lambda: bool(bookie.held))
     await spin()
     assert connection.outstanding == 40, "one request may be larger than the limit"
     cancelled.cancel()
@@ -317,7 +318,7 @@ async def test_the_wait_has_an_end(bookie: ServedBookie, connection: Connection)
     with pytest.raises(BookieTimeoutError, match="5 on this connection are still unanswered") as raised:
         await connection.read(LEDGER, range(1))
     assert raised.value.retriable
-    await until(lambda: bool(bookie._held))
+    await until(lambda: bool(bookie.held))
     bookie.silent = False
     bookie.answer_held()
     await first
@@ -328,7 +329,7 @@ async def test_the_wait_has_an_end(bookie: ServedBookie, connection: Connection)
 async def test_a_lost_connection_tells_those_that_wait(bookie: ServedBookie, connection: Connection) -> None:
     bookie.silent = True
     reads = [asyncio.ensure_future(connection.read(LEDGER, range(5))) for _ in range(3)]
-    await until(lambda: bool(bookie._held))
+    await until(lambda: bool(bookie.held))
     connection.close()
     outcomes = await asyncio.gather(*reads, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [BookieUnavailableError] * 3
@@ -337,7 +338,7 @@ async def test_a_lost_connection_tells_those_that_wait(bookie: ServedBookie, con
 async def give_up_after(connection: Connection, bookie: ServedBookie, pause_s: float) -> None:
     """A read that is not answered, and given up this long after the bookie has it."""
     read = asyncio.ensure_future(connection.read(LEDGER, range(3)))
-    await until(lambda: bool(bookie._held))
+    await until(lambda: bool(bookie.held))
     await asyncio.sleep(pause_s)  # the bookie is silent
     read.cancel()
     await asyncio.gather(read, return_exceptions=True)
@@ -363,7 +364,7 @@ async def test_a_peer_that_is_not_silent_for_long_is_not_taken_for_dead(
 async def test_a_peer_that_answers_others_is_not_dead(bookie: ServedBookie, connection: Connection) -> None:
     bookie.silent = True
     hangs = asyncio.ensure_future(connection.read(LEDGER, range(3)))
-    await until(lambda: bool(bookie._held))
+    await until(lambda: bool(bookie.held))
     bookie.silent = False
     await asyncio.sleep(0.3)  # the bookie is silent
     await connection.read(LEDGER, range(10, 11))
@@ -388,9 +389,12 @@ def test_a_peer_that_takes_nothing_is_taken_for_dead(kind: Kind, caplog: pytest.
             connection.listen(LEDGER, lambda *_: None, lost.append)
             await begun.wait()
             piece = bytes(1024 * 1024)
+            references = sys.getrefcount(piece)
             connection.send([piece] * 64)
+            assert sys.getrefcount(piece) > references
             await until(lambda: connection.closed)
-            assert not connection._queue
+            # What waited in the connection has gone with it.
+            await until(lambda: sys.getrefcount(piece) == references)
         assert lost == ["b1"]
 
     with caplog.at_level(logging.WARNING):
@@ -449,9 +453,17 @@ def test_limits_come_from_the_configuration() -> None:
             max_frame_bytes=10_000, max_outstanding_requests=5, read_timeout_ms=1_000, add_timeout_ms=500
         )
         for kind in KINDS:
-            pool: ConnectionPool[Any] = ConnectionPool(connects_by(kind, resolve), config)
+            given: list[ConnectionLimits] = []
+
+            async def connect_noted(
+                bookie_id: str, limits: ConnectionLimits, kind: Kind = kind, given: list[ConnectionLimits] = given
+            ) -> Any:
+                given.append(limits)
+                return await connects_by(kind, resolve)(bookie_id, limits)
+
+            pool: ConnectionPool[Any] = ConnectionPool(connect_noted, config)
             connection = await pool.get("b1")
-            assert connection._limits == ConnectionLimits(10_128, 5, 1_000, 400)
+            assert given == [ConnectionLimits(10_128, 5, 1_000, 400)]
             await pool.close()
             assert connection.closed
         await bookie.stop()

@@ -418,7 +418,7 @@ def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch
         bookie = HeldBookie()
         async with grpc_front(bookie) as front, pool(front.port) as one:
             connection = await one.get("b1")
-            places = front.server.gate.places
+            places, without_calls = front.server.gate.places, len(asyncio.all_tasks())
             for _ in range(2):
                 assert len(await connection.read(1, range(3))) == 3
                 while len(places):
@@ -427,15 +427,15 @@ def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch
             connection.send([frames(0, [b"x"])])
             while not bookie.entries:
                 await asyncio.sleep(0.005)
+            calls = front.server.gate.counters.calls
             for _ in range(10):
                 await asyncio.sleep(0.02)  # all of them: four times as long as an idle call lives
-                assert len(places) == 1
-                assert connection._adds._call is not None
+                assert (len(places), front.server.gate.counters.calls) == (1, calls)
             bookie.answer()
             while len(places):
                 await asyncio.sleep(0.005)
             assert (list(listener.codes), listener.lost, connection.closed) == ([0], False, False)
-            while connection._tasks:
+            while len(asyncio.all_tasks()) > without_calls:
                 await asyncio.sleep(0.005)
 
     monkeypatch.setattr("bk_spark.bookie.connection.grpc_streams._IDLE_S", 0.05)

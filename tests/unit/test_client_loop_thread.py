@@ -15,13 +15,22 @@ from bk_spark.bookie.loop_thread import LoopThread
 from bk_spark.protocol.errors import LedgerClosedError
 
 
+async def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def has_ended(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop is closed, and its thread has ended."""
+    return loop.is_closed() and not any(thread.name == "under-test" for thread in threading.enumerate())
+
+
 @pytest.fixture
 def loop() -> Iterator[LoopThread]:
     thread = LoopThread("under-test")
+    running = thread.run(running_loop())
     yield thread
     thread.close()
-    assert not thread._thread.is_alive()
-    assert thread._loop.is_closed()
+    assert has_ended(running)
 
 
 async def value(result: int) -> int:
@@ -194,10 +203,9 @@ def test_use_and_close_where_another_loop_runs() -> None:
 
     async def cell() -> int:
         thread = LoopThread("under-test")
-        result = thread.run(value(3))
+        running, result = thread.run(running_loop()), thread.run(value(3))
         thread.close()
-        assert not thread._thread.is_alive()
-        assert thread._loop.is_closed()
+        assert has_ended(running)
         return result
 
     assert asyncio.run(cell()) == 3
@@ -261,5 +269,7 @@ def test_a_forked_process_is_told(loop: LoopThread) -> None:
 
 
 def test_the_thread_has_ended_after_closing(loop: LoopThread) -> None:
+    running = loop.run(running_loop())
+    assert not has_ended(running)
     loop.close()
-    assert not loop._thread.is_alive()
+    assert has_ended(running)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bk_spark.bookie.config import ClientConfig
@@ -26,6 +28,7 @@ from tests.support import patient_loop
 from tests.support.bookie import add_frame
 from tests.support.certificates import PASSWORD, Identity, authority, identity, write_pem
 from tests.support.front import MIB, HeldBookie, front, reads, until, v3_add
+from tests.support.instances import instances
 
 KINDS = [BookieConnection, BookieConnectionV3]
 
@@ -72,7 +75,7 @@ def test_adds_and_reads_go_through_tls(tmp_path: Path, kind: Any, mutual: bool) 
             assert {bytes(answer.stored) for answer in answers.values()} == {bookie.entry}
             await until(lambda: len(answered) == 20)
             assert set(answered) == {0}
-            (there,) = served.server._connections
+            (there,) = served.connections
             assert there.peer_certificate == (identity("client").der if mutual else None)
 
     patient_loop.run(test())
@@ -268,7 +271,7 @@ def test_keys_of_the_client_win_over_the_common_ones(tmp_path: Path) -> None:
         tls = server_tls(tmp_path, mutual=True)
         async with front(NetConfig(), HeldBookie(), tls=tls) as served, pool_of(KINDS[0], served.port, config) as pool:
             await (await pool.get("b1")).read(1, range(1))
-            (there,) = served.server._connections
+            (there,) = served.connections
             assert there.peer_certificate == own.der
 
     patient_loop.run(test())
@@ -296,28 +299,46 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
         ClientConfig.from_file(tmp_path / "none")
 
 
-def test_no_secret_is_in_a_text_about_the_configuration(tmp_path: Path) -> None:
+def test_no_secret_is_in_a_text_about_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = instances(monkeypatch, TlsContexts)
     own = identity("client")
     config = client_config(tmp_path, own)
     tls = ClientTls(config)
-    texts = [repr(config), str(config), repr(tls), repr(tls._contexts), repr(config.key_store())]
+    texts = [repr(config), str(config), repr(tls), repr(contexts), repr(config.key_store())]
     key = own.key_pem().decode().splitlines()[1]
     assert not any(key in text or "PRIVATE" in text for text in texts)
 
 
-def test_numbers_of_the_writers_are_those_of_the_socket(tmp_path: Path) -> None:
+def test_numbers_of_the_writers_are_those_of_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces wait in the connection while the peer takes nothing, and not in the layer of TLS."""
+    transports: list[asyncio.Transport] = []
+    paused = asyncio.Event()
+    made, pause = BookieConnection.connection_made, BookieConnection.pause_writing
+
+    def note_made(connection: BookieConnection, transport: asyncio.Transport) -> None:
+        transports.append(transport)
+        made(connection, transport)
+
+    def note_pause(connection: BookieConnection) -> None:
+        paused.set()
+        pause(connection)
+
+    monkeypatch.setattr(BookieConnection, "connection_made", note_made)
+    monkeypatch.setattr(BookieConnection, "pause_writing", note_pause)
 
     async def test() -> None:
         bookie, config, tls = HeldBookie(), client_config(tmp_path), server_tls(tmp_path)
         async with front(NetConfig(), bookie, tls=tls) as served, pool_of(KINDS[0], served.port, config) as pool:
             connection = await pool.get("b1")
-            (there,) = served.server._connections
+            (there,) = served.connections
             there.pause(1)
-            connection.send([add_frame(1, i, size=MIB) for i in range(64)])
-            await until(lambda: connection._paused)
-            assert connection._transport.get_write_buffer_size() <= 512 * 1024
-            assert sum(map(len, connection._queue)) > 32 * MIB
+            frames = [np.frombuffer(add_frame(1, i, size=MIB), np.uint8) for i in range(64)]
+            sent = [weakref.ref(frame) for frame in frames]
+            connection.send([memoryview(frame) for frame in frames])  # type: ignore[arg-type]
+            del frames
+            await paused.wait()
+            assert transports[-1].get_write_buffer_size() <= 512 * 1024
+            assert sum(one() is not None for one in sent) > 32  # the connection holds them
             there.resume(1)
             ids: list[int] = []
 

@@ -23,6 +23,7 @@ from bk_spark.log.formats.settings import EntryFormat, decode_settings
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 from tests.support.fixtures import golden
+from tests.support.kept import kept
 
 OLD: Final = golden("log-0.1.0")
 WHERE: Final = "entry 3 of ledger 7"
@@ -211,10 +212,10 @@ def test_only_wanted_columns_are_decoded() -> None:
     assert found.schema.names == ["id", "at"]
     (found,) = batches_in(memoryview(entry_of(BATCH)), WHERE, projection)
     assert found.to_pylist() == BATCH.select(["id", "at"]).to_pylist()
-    assert len(projection._known) == 1, "the schema is looked at once"
+    assert len(kept(projection, pa.ipc.IpcReadOptions)) == 1, "the schema is looked at once"
     (found,) = batches_in(memoryview(entry_of(BATCH.select(["name", "at"]))), WHERE, projection)
     assert found.schema.names == ["at"]
-    assert len(projection._known) == 2
+    assert len(kept(projection, pa.ipc.IpcReadOptions)) == 2
 
 
 def test_a_damaged_column_that_nobody_wants_is_not_looked_at() -> None:
@@ -250,7 +251,7 @@ def test_schemas_that_are_known_are_bounded() -> None:
         )
         (found,) = batches_in(memoryview(entry_of(batch)), WHERE, projection)
         assert found.to_pylist() == [{"id": number}]
-    assert len(projection._known) == 64
+    assert len(kept(projection, pa.ipc.IpcReadOptions)) == 64
 
 
 # --- writing ---

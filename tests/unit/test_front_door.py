@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,11 @@ def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
             module = node.module.removeprefix("bk_spark.")
             # Two of the names are modules.
             is_module = alias.asname is not None or alias.name == "errors"
-            seen[alias.asname or alias.name] = f"{module}.{alias.name}" if is_module else module
-    assert seen == bk_spark._MODULE_OF
+            path = f"bk_spark.{module}.{alias.name}" if is_module else f"bk_spark.{module}"
+            found = importlib.import_module(path.replace("bk_spark.bk_spark", "bk_spark"))
+            seen[alias.asname or alias.name] = found if is_module else getattr(found, alias.name)
+    for name, one in seen.items():
+        assert getattr(bk_spark, name) is one
     assert {*seen, "__version__"} == {*bk_spark.__all__}
 
 

@@ -30,13 +30,13 @@ from bk_spark.protocol.wire.auth_frames import SASL, SESSION_METADATA, SESSIONS
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.access.rights import Authorization
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.grpc.access.logins import LoginService
 from bookie_server.net.grpc.access.sessions import Session, Sessions
 from tests.support import patient_loop
 from tests.support.bookie import free_port
 from tests.support.certificates import identity, write_pem
 from tests.support.front import HeldBookie
 from tests.support.grpc_front import Caller, GrpcFront, caller, grpc_front
+from tests.support.instances import instances
 from tests.support.jaas import client_keys, write_jaas
 
 
@@ -265,13 +265,12 @@ def test_bytes_that_are_no_message_and_messages_after_the_login(tmp_path: Path) 
     patient_loop.run(play())
 
 
-def test_a_login_without_end_is_given_up(tmp_path: Path) -> None:
+def test_a_login_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookie_server.net.grpc.access.logins.LOGIN_TIMEOUT_S", 0.2)
     access = access_of(tmp_path)
 
     async def play() -> None:
         async with asyncio.timeout(120), grpc_front(HeldBookie(), access=access) as front, caller(front.port) as one:
-            (service,) = [each for each in front.server._services if isinstance(each, LoginService)]
-            service.timeout_s = 0.2
             talk = Talk(one)
             await talk.say(b"")
             assert await talk.call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -307,7 +306,9 @@ def test_who_has_logged_in_keeps_no_place_of_a_call(tmp_path: Path) -> None:
     patient_loop.run(play())
 
 
-def test_a_connection_ends_with_its_login(tmp_path: Path) -> None:
+def test_a_connection_ends_with_its_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = instances(monkeypatch, Session)
+
     async def play() -> None:
         async with (
             asyncio.timeout(120),
@@ -315,7 +316,7 @@ def test_a_connection_ends_with_its_login(tmp_path: Path) -> None:
             pool_of(front.port, config_of(tmp_path)) as pool,
         ):
             connection = await pool.get("b1")
-            ((session,),) = sessions(front)._sessions.values()
+            (session,) = begun
             session.end()
             while not connection.closed:
                 await asyncio.sleep(0.005)

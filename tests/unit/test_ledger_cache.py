@@ -17,6 +17,7 @@ from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import ColdPageError, LedgerCache
+from tests.support.kept import kept
 from tests.support.running_storage import in_loop
 
 
@@ -169,7 +170,7 @@ async def test_a_load_that_fails_or_is_cancelled_leaves_nothing(index: ColdIndex
     await asyncio.wait([load])
     assert load.cancelled()
     index.go_on.release(100)
-    assert cache._loading == {}
+    assert kept(cache, list) == []
     assert cache.size_bytes == 0
 
 

@@ -173,17 +173,14 @@ def test_bytes_go_past_the_transport_only_without_tls(tls: object) -> None:
 
 def _limits(here: Front) -> list[int]:
     """How many bytes the kernel keeps for each connection."""
-    return sorted(
-        connection._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        for connection in here.server._connections
-    )
+    return sorted(here.socket_options(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT))
 
 
 async def _ask(here: Front, *, entries: int) -> Peer:
     """Return a peer for which answers wait."""
     peer = await here.connect(receive_bytes=4096)
     await peer.send(reads(*((1, i) for i in range(entries))))
-    await until(lambda: any(one.answers.unsent_bytes for one in here.server._connections))
+    await until(lambda: any(one.answers.unsent_bytes for one in here.connections))
     return peer
 
 

@@ -73,10 +73,7 @@ def test_a_small_answer_does_not_wait_until_the_one_before_is_acknowledged() -> 
             peer = await here.connect()
             await peer.send(reads((1, 1)))
             assert await peer.codes(1) == [Code.OK]
-            assert len(list(here.server._connections)) == 1
-            for connection in here.server._connections:
-                accepted = connection._transport.get_extra_info("socket")
-                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            assert here.socket_options(socket.IPPROTO_TCP, socket.TCP_NODELAY) == [1]
 
     run(test)
 
@@ -201,13 +198,13 @@ def test_n1_connections_that_are_gone_leave_nothing_to_collect() -> None:
                     (v3_add(1), lambda: bookie.entries == 1),
                     (wire_v2.read_requests(1, range(5)), lambda: bookie.reads == 5),
                     (poll(1), lambda: here.server.load.polls == 1),
-                    (bytes(3), lambda: len(list(here.server._connections)) == 1),
+                    (bytes(3), lambda: len(here.connections) == 1),
                 ):
                     peer = await here.connect()
                     await peer.send(request)
                     await until(under_way)
                     bookie.answer()
-                    gone += map(weakref.ref, here.server._connections)
+                    gone += map(weakref.ref, here.connections)
                     peer.socket.close()
                     await until(lambda: here.server.connection_count == 0)
                     del peer
@@ -219,24 +216,35 @@ def test_n1_connections_that_are_gone_leave_nothing_to_collect() -> None:
     run(test)
 
 
-def test_n1_many_connections_that_say_nothing_cost_little_and_leave_when_they_hang_up() -> None:
+def note_newcomers(monkeypatch: pytest.MonkeyPatch, note: Callable[[Newcomer], None]) -> None:
+    """Call ``note`` with each newcomer that is taken."""
+    add = Connections.add_newcomer
+
+    def add_noted(connections: Connections[NativeConnection], newcomer: Newcomer) -> None:
+        note(newcomer)
+        add(connections, newcomer)
+
+    monkeypatch.setattr(Connections, "add_newcomer", add_noted)
+
+
+def test_n1_many_connections_that_say_nothing_cost_little_and_leave_when_they_hang_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A bare socket each: no buffers, no handlers; a few are accepted in a turn of the event loop."""
 
     async def test() -> None:
         async with front(NetConfig(max_connections=600), HeldBookie()) as here:
             turns, by_turn = Turns(), Counter[int]()
-            came = here.server._came
 
-            def note(newcomer: Newcomer) -> bool:
+            def note(newcomer: Newcomer) -> None:
                 by_turn[turns.count] += 1
-                return came(newcomer)
 
-            assert here.server._newcomers is not None
-            here.server._newcomers._came = note
+            note_newcomers(monkeypatch, note)
             idle = [socket.create_connection(("127.0.0.1", here.port)) for _ in range(500)]  # all in one turn
             await until(lambda: here.server.connection_count == 500)
+            assert by_turn.total() == 500
             assert max(by_turn.values()) <= 16
-            assert not list(here.server._connections)
+            assert not here.connections
             honest = await here.connect()
             await honest.send(reads((1, 1)))
             assert await honest.codes(1) == [Code.OK]
@@ -307,12 +315,10 @@ def test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop() ->
     run(test)
 
 
-def test_n1_while_requests_wait_in_line_newcomers_come_one_by_one() -> None:
+def test_n1_while_requests_wait_in_line_newcomers_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with front(NetConfig(), HeldBookie()) as here:
-            newcomers = here.server._newcomers
-            assert newcomers is not None
-            newcomers._crowded = lambda: True
+            monkeypatch.setattr("bookie_server.net.common.turns.Turns.waiting", 1)
             peers = [await here.connect() for _ in range(50)]
             turns = Turns()
             by_turn = count_joins(here, turns)
@@ -397,21 +403,24 @@ def test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_an
     run(test)
 
 
-def test_n1_who_has_sent_something_is_not_closed_for_a_newcomer_while_others_are_silent() -> None:
+def test_n1_who_has_sent_something_is_not_closed_for_a_newcomer_while_others_are_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newcomers: list[Newcomer] = []
+    note_newcomers(monkeypatch, newcomers.append)
+
     async def test() -> None:
         async with front(NetConfig(max_connections=60), HeldBookie()) as here:
-            newcomers = here.server._newcomers
-            assert newcomers is not None
-            newcomers._hears_soon = True  # no newcomer's turn comes
-            speaking, silent = [await here.connect() for _ in range(40)], [await here.connect() for _ in range(20)]
-            await until(lambda: here.server.connection_count == 60)
-            for peer in speaking:
-                assert peer.socket.send(reads((1, 1))) > 0
-            await until(lambda: len(newcomers._silent._ready) == 40)
-            for _ in range(20):
-                await here.connect()
-            await until(lambda: here.server.evicted_connections == 20)
-            newcomers._hear()
+            with monkeypatch.context() as stopped:
+                stopped.setattr("bookie_server.net.common.entrance.newcomers._HEARD_AT_ONCE", 0)  # no turn comes
+                speaking, silent = [await here.connect() for _ in range(40)], [await here.connect() for _ in range(20)]
+                await until(lambda: here.server.connection_count == 60)
+                for peer in speaking:
+                    assert peer.socket.send(reads((1, 1))) > 0
+                await until(lambda: sum(newcomer.ready for newcomer in newcomers) == 40)
+                for _ in range(20):
+                    await here.connect()
+                await until(lambda: here.server.evicted_connections == 20)
             for peer in speaking:
                 assert await peer.codes(1) == [Code.OK]
             for peer in silent:

@@ -14,14 +14,36 @@ from bk_spark.bookie.tls.transport import TlsTransport
 from bk_spark.protocol.wire.start_tls import start_tls_request
 from bookie_server.net.common.entrance import handshakes
 from bookie_server.net.common.entrance.handshakes import Line
-from bookie_server.net.common.entrance.hellos import late
+from bookie_server.net.common.entrance.hellos import Hellos, late
 from bookie_server.net.common.entrance.newcomers import Newcomer
 from bookie_server.net.common.limits import NetConfig
 from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
+from tests.support.instances import instances
 from tests.unit.test_net_tls import client_context, connected, front_tls
 
 #: The first record of a client's first message. Further ones are missing, but it waits for its step.
 _HELLO = b"\x16\x03\x01\x00\x40\x01\x00\x01\xfc\x03\x03" + bytes(58)
+
+
+class CountedLine(Line):
+    """Knows who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: set[TlsTransport | None] = set()
+
+    def add(self, handshake: TlsTransport) -> None:
+        super().add(handshake)
+        self.waiting.add(handshake)
+
+    def remove(self, handshake: TlsTransport) -> None:
+        super().remove(handshake)
+        self.waiting.discard(handshake)
+
+    def next(self) -> TlsTransport | None:
+        handshake = super().next()
+        self.waiting.discard(handshake)
+        return handshake
 
 
 class Steps:
@@ -48,6 +70,8 @@ class Steps:
                 self.now -= 1
 
         monkeypatch.setattr(TlsTransport, "step", step)
+        self.line = CountedLine()
+        monkeypatch.setattr(handshakes, "Line", lambda: self.line)
 
     @property
     def in_thread(self) -> int:
@@ -61,11 +85,6 @@ async def _begun(served: Front) -> Peer:
     await peer.body()
     await peer.send(_HELLO)
     return peer
-
-
-def _waiting(served: Front) -> int:
-    assert served.server._tls is not None
-    return len(served.server._tls._steps._line._waiting)
 
 
 def test_the_newest_and_the_oldest_go_in_turn() -> None:
@@ -109,7 +128,7 @@ def test_n1_others_are_served_while_a_step_takes_long(tmp_path: Path, monkeypatc
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
             for _ in range(20):
                 await _begun(served)
-            await until(lambda: _waiting(served) == 19)
+            await until(lambda: len(steps.line.waiting) == 19)
             plain = await served.connect()
             await plain.send(reads((1, 1)))
             assert await plain.codes(1) == [0]
@@ -130,7 +149,7 @@ def test_nothing_is_computed_for_who_has_hung_up(tmp_path: Path, monkeypatch: py
             await _begun(served)
             for _ in range(5):
                 (await _begun(served)).socket.close()
-            await until(lambda: _waiting(served) == 5)
+            await until(lambda: len(steps.line.waiting) == 5)
             steps.go.set()
             async with connected(served, client_context(tmp_path / "client")) as peer:
                 peer.send(reads((1, 1)))
@@ -151,7 +170,7 @@ def test_who_gives_up_or_gives_way_leaves_the_line(tmp_path: Path, monkeypatch: 
             for _ in range(12):
                 await _begun(served)
             assert served.server.evicted_connections >= 8
-            await until(lambda: _waiting(served) <= 4)
+            await until(lambda: len(steps.line.waiting) <= 4)
             steps.go.set()
 
     run(test)
@@ -161,11 +180,11 @@ def test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(monkeypatch)
+    made = instances(monkeypatch, Hellos)
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
-            hellos = served.server._hellos
-            assert hellos is not None
+            (hellos,) = made
             peers = []
             for some in (b"", _HELLO[:1], _HELLO[:5], _HELLO[:-1]):
                 peer = await served.connect()
@@ -178,7 +197,7 @@ def test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_n
             await plain.send(reads((1, 1)))
             assert await plain.codes(1) == [0]
             assert steps.threads == []
-            assert len(list(served.server._connections)) == 1  # that of the reads
+            assert len(served.connections) == 1  # that of the reads
             await peers[2].send(_HELLO[5:])
             await peers[3].send(_HELLO[-1:])
             await until(lambda: steps.in_thread == 2)
@@ -223,7 +242,7 @@ def test_the_bookie_ends_while_handshakes_wait(tmp_path: Path, monkeypatch: pyte
             steps.go.clear()
             for _ in range(5):
                 await _begun(served)
-            await until(lambda: _waiting(served) == 4)
+            await until(lambda: len(steps.line.waiting) == 4)
             closing = asyncio.create_task(served.server.close())
             await until(lambda: served.server.connection_count == 0)
             assert not closing.done()

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.start_tls import hello_bytes, start_tls_request
 from bk_spark.protocol.wire.v3 import wire_v3
 from bk_spark.settings.setting import settings_of
-from bookie_server.net.common.entrance.front_tls import FrontTls
+from bookie_server.net.common.entrance.front_tls import FrontTls, Greeting
 from bookie_server.net.common.limits import NetConfig
 from tests.support.bookie import add_frame
 from tests.support.certificates import Identity, identity, write_pem
@@ -137,7 +138,7 @@ def test_the_clients_certificate_is_kept_on_its_connection(tmp_path: Path) -> No
         async with front(NetConfig(), HeldBookie(), tls=tls) as served, connected(served, context) as peer:
             peer.send(reads((1, 1)))
             await peer.body()
-            (connection,) = served.server._connections
+            (connection,) = served.connections
             assert connection.peer_certificate == client.der
 
     run(test)
@@ -314,6 +315,14 @@ def test_an_unfinished_handshake_gives_way_to_a_newcomer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, some: bytes
 ) -> None:
     monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
+    begun: list[Greeting] = []
+    secure = Greeting.secure
+
+    async def note(greeting: Greeting, *arguments: Any) -> None:
+        begun.append(greeting)
+        await secure(greeting, *arguments)
+
+    monkeypatch.setattr(Greeting, "secure", note)
 
     async def test() -> None:
         config = NetConfig(max_connections=2, idle_before_eviction_ms=0)
@@ -324,7 +333,7 @@ def test_an_unfinished_handshake_gives_way_to_a_newcomer(
                 await peer.body()
                 await peer.send(some)
             if some:
-                await until(lambda: all(one.joining is not None for one in served.server._connections))
+                await until(lambda: len(begun) == 2)
             newcomer = await served.connect()
             await newcomer.send(reads((1, 1)))
             assert await newcomer.codes(1) == [0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -163,13 +165,10 @@ class TimedAsker:
 
 
 def turns_of(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Turns:
-    async def turns_of_loop() -> Turns:
-        return Turns()
-
-    turns = asyncio.run(turns_of_loop())
-    turns._loop = clock  # type: ignore[assignment]
     monkeypatch.setattr(turns_module, "time", clock)
-    return turns
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(asyncio, "get_running_loop", lambda: clock)
+        return Turns()
 
 
 def test_those_in_line_get_what_newly_received_requests_leave_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +178,9 @@ def test_those_in_line_get_what_newly_received_requests_leave_of_a_turn(monkeypa
         askers = [TimedAsker(turns, clock, 210) for _ in range(20)]
         for asker in askers:
             turns.wait(asker)
-        turns._received_us = received_us
+        turns.receiving()
+        clock.now += received_us / 1e6
+        turns.received(TimedAsker(turns, clock, 0))
         clock.turn()
         return sum(len(asker.waited_s) for asker in askers)
 
@@ -282,8 +283,8 @@ def test_n1_requests_of_many_kinds_from_many_connections_come_a_few_in_a_turn() 
 
 def test_n1_large_frames_of_many_connections_are_received_a_little_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every receive took all of a turn's time: each connection waits in line after each."""
-    monkeypatch.setattr(turns_module, "_MOST_US", 0)
-    monkeypatch.setattr(turns_module, "_LITTLE_US", 0)
+    ticks = itertools.count()
+    monkeypatch.setattr(turns_module, "time", SimpleNamespace(thread_time=lambda: next(ticks) / 100))
 
     async def test() -> None:
         bookie, counted = HeldBookie(), CountedTurns()
@@ -296,13 +297,10 @@ def test_n1_large_frames_of_many_connections_are_received_a_little_in_a_turn(mon
                 progress(*arguments)  # type: ignore[arg-type]
 
             here.server.shared.large_frames.progress = note  # type: ignore[assignment,method-assign]
-            here.server.shared.turns._received_us = 1 << 40
-            here.server.shared.turns.received = lambda asker: None  # type: ignore[method-assign]
             peers = [await here.connect() for _ in range(20)]
             frames = [add_frame(1, i, size=MIB) for i in range(20)]
             sending = [asyncio.create_task(peer.send(frame)) for peer, frame in zip(peers, frames, strict=True)]
             while not all(task.done() for task in sending) or bookie.entries < 20:
-                here.server.shared.turns._received_us = 1 << 40
                 await asyncio.sleep(0)
             assert sum(by_turn.values()) >= 20 * MIB // (128 * 1024)
             usual = sorted(by_turn.values())[len(by_turn) // 2]

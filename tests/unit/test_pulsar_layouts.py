@@ -45,7 +45,7 @@ def check(messages: Sequence[bytes]) -> None:
         try:
             fields = Fields(message)
             wanted = [fields.number(one) if one in fields else None for one in _NUMBERS]
-            span, texts = fields.data(_SPAN), fields._all(_REPEATED)
+            span, texts = fields.data(_SPAN), fields.all_data(_REPEATED)
         except FieldError:
             assert found.malformed[index]
             continue

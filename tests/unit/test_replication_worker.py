@@ -220,10 +220,15 @@ def test_a_resting_ledger_occupies_no_slot_and_resting_ones_are_bounded() -> Non
 
 def test_ledgers_that_are_gone_are_forgotten() -> None:
     rig = Rig().repairing().tell(RepairEnded(5, RepairEnd.UNREPAIRABLE, "lost"), TimerFired(("rest", 5)), Released(5))
-    assert rig.worker._failing == {5: 1}
     rig.worker.take_actions()
     rig.tell(LocksRead(frozenset()), MarksRead((6,), more=False))
-    assert rig.worker._failing == {}
+    assert Lock(6) in rig.worker.take_actions()
+    rig.tell(Locked(6, 1), RepairEnded(6, RepairEnd.GONE), Released(6), MarksChanged(some=True), TimerFired("look"))
+    rig.worker.take_actions()
+    rig.tell(LocksRead(frozenset()), MarksRead((5,), more=False), Locked(5, 0))
+    rig.worker.take_actions()
+    rig.tell(RepairEnded(5, RepairEnd.UNREPAIRABLE, "lost"))
+    assert NoteReason(5, "lost", 1) in rig.worker.take_actions()  # its first attempt
 
 
 def test_an_error_of_a_repair_is_a_failed_attempt() -> None:

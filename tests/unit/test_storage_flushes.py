@@ -304,6 +304,11 @@ async def test_a_mark_never_goes_back(tmp_path: Path) -> None:
     async with running(place) as bookie:
         storage, newest, older = bookie.storage, LogMark(1 << 50, 1024), LogMark(1 << 50, 512)
         durable = [newest, older]
+
+        async def sync_journals() -> None:
+            synced: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            assert not storage.journals.sync_written(synced.set_result) or await synced
+
         flusher = Flusher(
             directories=storage.directories,
             write_cache=storage.write_cache,
@@ -313,7 +318,7 @@ async def test_a_mark_never_goes_back(tmp_path: Path) -> None:
             entry_log_writer=storage.entry_log_writer,
             entry_limit=storage.entry_limit,
             last_marks=place.marks(),
-            sync_journals=storage._sync_journals,
+            sync_journals=sync_journals,
             durable_marks=lambda: list(durable),
             remove_journals=lambda marks: removed.append(list(marks)),
             release_logs=lambda entry_log_ids: None,

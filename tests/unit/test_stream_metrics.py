@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,9 +64,14 @@ def test_a_progress_becomes_metrics() -> None:
     assert (found.values["batch_id"], found.values["batch_seconds"]) == (7, 1.5)
 
 
+def hear(metrics: StreamMetrics, progress: Mapping[str, object]) -> None:
+    """As Spark tells it."""
+    metrics.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress))))  # type: ignore[arg-type]
+
+
 def test_prometheus_gets_them() -> None:
     metrics = StreamMetrics()
-    metrics._note(metrics_of(PROGRESS))
+    hear(metrics, PROGRESS)
     port = metrics.serve()
     try:
         with pytest.raises(InvalidArgumentError, match=f"served already, on port {port}"):
@@ -92,7 +98,7 @@ def test_queries_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
     counts = {"5b1d": ClientCounts(ledgers_opened=1), "77aa": ClientCounts(ledgers_opened=2), "": ClientCounts()}
     monkeypatch.setattr(metrics, "_tasks", SimpleNamespace(of=counts.get))
     for query_id in ("5b1d", "77aa"):
-        metrics._note(metrics_of({**PROGRESS, "id": query_id}))
+        hear(metrics, {**PROGRESS, "id": query_id})
     lines = [line for line in metrics.prometheus().splitlines() if not line.startswith("#")]
     values = dict(line.rpartition(" ")[::2] for line in lines)
     assert len(values) == len(lines)
@@ -118,7 +124,7 @@ def test_sums_of_tasks_are_bounded() -> None:
 def test_of_very_many_queries_the_oldest_go() -> None:
     metrics = StreamMetrics()
     for number in range(1_005):
-        metrics._note(metrics_of({"id": str(number)}))
+        hear(metrics, {"id": str(number)})
     assert len(metrics.queries()) == 1_000
     assert metrics.queries()[0].query == "5"
     assert json.dumps(dict(metrics.queries()[0].values))

@@ -74,7 +74,7 @@ class Fields:
 
     def data(self, number: int) -> bytes | None:
         """Return bytes, the last ones if there are several, or None if the field is absent."""
-        values = self._all(number)
+        values = self.all_data(number)
         return values[-1] if values else None
 
     def text(self, number: int) -> str:
@@ -88,13 +88,14 @@ class Fields:
 
     def messages(self, number: int) -> list[Fields]:
         """Return all messages of a repeated field."""
-        return [Fields(value) for value in self._all(number)]
+        return [Fields(value) for value in self.all_data(number)]
 
     def texts(self, number: int) -> dict[str, str]:
         """Return a repeated field of messages, 1: key, 2: value, as a dictionary. The last of equal keys counts."""
         return {pair.text(1): pair.text(2) for pair in self.messages(number)}
 
-    def _all(self, number: int) -> list[bytes]:
+    def all_data(self, number: int) -> list[bytes]:
+        """Return the bytes of a repeated field. Raises FieldError if one of them is a number."""
         values = self._values.get(number, ())
         found = [value for value in values if isinstance(value, bytes)]
         if len(found) < len(values):

@@ -10,29 +10,15 @@ from collections.abc import Callable, Coroutine, Mapping
 from random import Random, SystemRandom
 from typing import Any, Final
 
-from bk_spark.bookie.metadata.cluster_clock import unix_time_ms
-from bk_spark.bookie.metadata.proven_changes import prove_and_change, put
-from bk_spark.bookie.metadata.zookeeper import WatchCallback
 from bk_spark.bookie.placement.placement import Spread
 from bk_spark.bookie.reading.performer import Performer, read_lac
 from bk_spark.bookie.replication.auditor_election import AuditorVote
 from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.protocol.codes import NO_ENTRY, DigestType
 from bk_spark.protocol.entries.digest import digest_function
-from bk_spark.protocol.errors import BookKeeperError, MetadataFormatError, MetadataUnavailableError
+from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
-from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata, LedgerState
-from bk_spark.protocol.metadata.replication_notes import (
-    audited_delay_path,
-    decode_audited_delay,
-    decode_progress,
-    encode_audited_delay,
-    encode_progress,
-    progress_path,
-)
-from bk_spark.protocol.metadata.under_replication import PeriodicCheck
-from bk_spark.protocol.metadata.znodes import DeleteOp, TransactionConflictError
 from bk_spark.protocol.replication.entry_lists import EntryLists, ListsFound
 from bk_spark.protocol.replication.fragments import fragments_of
 from bk_spark.protocol.replication.ledger_check import CheckResult, LedgerCheck
@@ -41,56 +27,38 @@ from bk_spark.protocol.wire.entry_availability import EntryAvailability
 from bookie_server.replication.access import ReplicationAccess
 from bookie_server.replication.actions import (
     AuditedDelayRead,
-    BookiesRead,
     Check,
     CheckLedgers,
     CheckTimeRead,
-    Children,
     CookiesRead,
     CreateVote,
-    DelayRead,
     DisabledRead,
     Done,
     EndCheck,
     LedgersChecked,
-    LedgersRead,
-    ListChildren,
-    MarkLedgers,
-    ProgressRead,
     ReadAuditedDelay,
     ReadCheckTime,
     ReadCookies,
     ReadFailed,
-    ReadLedgers,
     ReadProgress,
     ReadVotes,
     ScanAction,
-    ScanEvent,
     Step,
     StepDone,
     StepFailed,
-    SyncStore,
-    Vote,
-    VotesRead,
     Watch,
     WatchVote,
     WithdrawVote,
     WriteAuditor,
-    WriteProgress,
 )
+from bookie_server.replication.auditing.auditor_store import AuditorStore
 from bookie_server.replication.auditing.list_turns import ListTurns
 from bookie_server.replication.auditing.scans import bookies_of
 from bookie_server.replication.replication_metrics import ReplicationMetrics
 
 _LOG: Final = logging.getLogger(__name__)
-_READ_ONLY: Final = "readonly"
 #: How often a candidate looks for the vote before its own though no watch was called.
 _VOTE_POLL_S: Final = 60.0
-_CHECK_TIMES: Final = {
-    Check.LEDGERS: PeriodicCheck.ALL_LEDGERS,
-    Check.PLACEMENT: PeriodicCheck.PLACEMENT_POLICY,
-    Check.REPLICAS: PeriodicCheck.REPLICAS,
-}
 
 
 class ElectionPerformer:
@@ -98,13 +66,14 @@ class ElectionPerformer:
 
     def __init__(self, access: ReplicationAccess) -> None:
         self._access = access
+        self._store = AuditorStore(access)
 
     def __call__(self, action: Any) -> Coroutine[Any, Any, Any]:
         """The coroutine whose result is the action's event."""
         access = self._access
         match action:
             case ReadVotes():
-                return access.call(self._read_votes)
+                return access.call(self._store.read_votes)
             case CreateVote():
                 return self._done(access.election.vote, access.bookie_id)
             case WithdrawVote(path):
@@ -112,26 +81,13 @@ class ElectionPerformer:
             case WatchVote(path):
                 return self._watch(path)
             case WriteAuditor():
-                return self._done(self._write_auditor)
+                return self._done(self._store.write_auditor)
         raise AssertionError(action)
 
     async def _done(self, function: Callable[..., object], *arguments: object) -> Done:
         # Not given a coroutine: nobody would close that one if this were cancelled before it begins.
         await self._access.call(function, *arguments)
         return Done()
-
-    def _read_votes(self) -> VotesRead:
-        access = self._access
-        access.zk.sync(access.election.paths.election)
-        session_id = access.zk.session_id
-        return VotesRead(
-            tuple(Vote(vote.path, vote.number, vote.session_id == session_id) for vote in access.election.votes())
-        )
-
-    def _write_auditor(self) -> None:
-        access = self._access
-        mine = access.election.vote(access.bookie_id)
-        access.election.write_auditor(access.bookie_id, proof=mine.path)
 
     async def _watch(self, path: str) -> Done:
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
@@ -172,6 +128,7 @@ class AuditorPerformer:
         metrics: ReplicationMetrics,
     ) -> None:
         self._access = access
+        self._store = AuditorStore(access)
         self._metrics = metrics
         self._list_turns = ListTurns()
         #: When each running check began.
@@ -194,23 +151,9 @@ class AuditorPerformer:
     async def _watch(self) -> None:
         access = self._access
         async with asyncio.TaskGroup() as group:
-            group.create_task(access.follow(self._read_bookies, self._tell))
+            group.create_task(access.follow(self._store.read_bookies, self._tell))
             group.create_task(access.follow(lambda watch: DisabledRead(access.switches.is_disabled(watch)), self._tell))
-            group.create_task(access.follow(self._read_delay, self._tell))
-
-    def _read_bookies(self, watch: WatchCallback | None) -> BookiesRead:
-        zk, available = self._access.zk, f"{self._access.uri.root}/available"
-        writable = zk.children(available, watch)
-        if writable is None:
-            raise MetadataUnavailableError(f"{available} does not exist: no bookie was ever registered")
-        read_only = zk.children(f"{available}/{_READ_ONLY}", watch) or ()
-        # A bookie that changes its mode may be in neither list for a moment, so the first list is read again.
-        writable += zk.children(available) or []
-        return BookiesRead(frozenset({*writable, *read_only} - {_READ_ONLY}))
-
-    def _read_delay(self, watch: WatchCallback | None) -> DelayRead:
-        delay = self._access.switches.recovery_delay(watch)
-        return DelayRead(0, -1) if delay is None else DelayRead(delay.seconds * 1000, delay.version)
+            group.create_task(access.follow(self._store.read_delay, self._tell))
 
     async def _read_once(
         self, action: ReadCookies | ReadAuditedDelay | ReadCheckTime
@@ -218,24 +161,12 @@ class AuditorPerformer:
         access = self._access
         try:
             if isinstance(action, ReadCookies):
-                return CookiesRead(frozenset(await access.call(self._read_cookies)))
+                return CookiesRead(frozenset(await access.call(self._store.read_cookies)))
             if isinstance(action, ReadAuditedDelay):
-                return await access.call(self._read_audited_delay)
-            ended_ms = await access.call(access.switches.check_time_ms, _CHECK_TIMES[action.check])
-            return CheckTimeRead(action.check, None if ended_ms is None else max(0.0, unix_time_ms() - ended_ms))
+                return await access.call(self._store.read_audited_delay)
+            return await access.call(self._store.read_check_time, action.check)
         except BookKeeperError as error:
             return ReadFailed(action, error)
-
-    def _read_cookies(self) -> list[str]:
-        return self._access.zk.children(f"{self._access.uri.root}/cookies") or []
-
-    def _read_audited_delay(self) -> AuditedDelayRead:
-        found = self._access.zk.get(audited_delay_path(self._access.uri.root))
-        try:
-            return AuditedDelayRead(None if found is None else DelayRead(*decode_audited_delay(found.data)))
-        except MetadataFormatError as error:
-            _LOG.warning("replication: %s: an audit begins, and stores it anew", error)
-            return AuditedDelayRead(None, unreadable=True)
 
     # --- scans ---
 
@@ -244,7 +175,7 @@ class AuditorPerformer:
             if isinstance(action, CheckLedgers):
                 check = self._check_placement if action.check is Check.PLACEMENT else self._check
                 return StepDone(request_id, await check(action))
-            done = StepDone(request_id, await self._access.call(self._do, action))
+            done = StepDone(request_id, await self._access.call(self._store.do, action))
             if isinstance(action, ReadProgress | EndCheck):
                 self._time(action)
             return done
@@ -259,57 +190,6 @@ class AuditorPerformer:
         self._began[action.check] = now
         if action.check is Check.REPLICAS:
             self._list_turns.begin_check()
-
-    def _do(self, action: ScanAction) -> ScanEvent:
-        """Blocking."""
-        access, zk, root = self._access, self._access.zk, self._access.uri.root
-        match action:
-            case SyncStore():
-                zk.sync(root)
-            case ListChildren(path):
-                return Children(zk.children(path))
-            case ReadLedgers(ledger_ids):
-                return LedgersRead(self._read_ledgers(list(ledger_ids)))
-            case MarkLedgers(missing, proof):
-                access.store.mark_all({one: sorted(bookies) for one, bookies in missing.items()}, proof=proof)
-            case ReadProgress(check):
-                found = zk.get(progress_path(root, check.value))
-                return ProgressRead(-1 if found is None else decode_progress(found.data))
-            case WriteProgress(check, after, proof):
-                data = encode_progress(after)
-                put(zk, progress_path(root, check.value), lambda _: data, proof)
-            case EndCheck(check, proof, delay):
-                if delay is not None:
-                    note = encode_audited_delay(delay.delay_ms, delay.version)
-                    put(zk, audited_delay_path(root), lambda _: note, proof)
-                self._end_check(check, proof)
-            case _:
-                raise AssertionError(action)
-        return Done()
-
-    def _read_ledgers(self, ledger_ids: list[int]) -> Mapping[int, LedgerMetadata | MetadataFormatError]:
-        access = self._access
-        paths = {access.ledgers.manager.ledger_path(access.uri.root, each): each for each in ledger_ids}
-        found: dict[int, LedgerMetadata | MetadataFormatError] = {}
-        for path, node in access.zk.get_many(list(paths)).items():
-            if node is not None:
-                try:
-                    found[paths[path]] = ledger_metadata.decode(node.data)
-                except MetadataFormatError as error:
-                    found[paths[path]] = error
-        return found
-
-    def _end_check(self, check: Check, proof: str) -> None:
-        access = self._access
-        if check in _CHECK_TIMES:
-            access.switches.set_check_time_ms(_CHECK_TIMES[check], unix_time_ms(), proof=proof)
-        path = progress_path(access.uri.root, check.value)
-        if access.zk.exists(path) is not None:
-            try:
-                prove_and_change(access.zk, proof, [DeleteOp(path)])
-            except TransactionConflictError as conflict:
-                if conflict.reason != "NoNodeError":
-                    raise
 
     async def _check_placement(self, action: CheckLedgers) -> LedgersChecked:
         """No bookie is bad in a ledger that breaks the placement policy."""

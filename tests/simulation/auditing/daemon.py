@@ -49,10 +49,9 @@ from bookie_server.replication.actions import (
     WriteProgress,
 )
 from bookie_server.replication.auditing.auditor import Auditor, AuditorSettings
-from bookie_server.replication.auditing.auditor_performer import AuditorPerformer, ElectionPerformer
+from bookie_server.replication.auditing.auditor_store import AuditorStore
 from bookie_server.replication.auditing.election import election_steps
 from bookie_server.replication.auditing.scans import ScanSettings
-from bookie_server.replication.replication_metrics import ReplicationMetrics
 from bookie_server.replication.worker import ReplicationWorker, WorkerSettings
 from bookie_server.replication.worker_actions import (
     Finish,
@@ -117,8 +116,7 @@ class Daemon:
             ledgers=SimpleNamespace(manager=MANAGER),
         )
         # What they do with ZooKeeper is the shipped code's. They run no event loop here.
-        self.electing = ElectionPerformer(access)
-        self.auditing = AuditorPerformer(access, lambda event: None, 0.0, cast(ReplicationMetrics, None))
+        self.auditing = AuditorStore(access)
         self.proof = self.store.begin_worker(self.name)
         #: The session that holds the locks. The client begins another one when this has ended.
         self.session = self.zk.session_id
@@ -248,7 +246,7 @@ class Daemon:
             if self.auditor is not None:
                 self.tell(self.auditor, DisabledRead(disabled))
         elif self.auditor is not None:
-            self.tell(self.auditor, self.auditing._read_delay(None))
+            self.tell(self.auditor, self.auditing.read_delay(None))
 
     def _perform(self, entry: tuple[Any, Any]) -> None:
         machine, action = entry
@@ -291,7 +289,7 @@ class Daemon:
         world = self.world
         match action:
             case ReadVotes():
-                return self.electing._read_votes()
+                return self.auditing.read_votes()
             case CreateVote():
                 self.votes.vote(self.name)
                 return Done()
@@ -301,7 +299,7 @@ class Daemon:
             case WatchVote():
                 return Done()
             case WriteAuditor():
-                self.electing._write_auditor()
+                self.auditing.write_auditor()
                 return Done()
             case Watch():
                 self.news |= {"bookies", "delay", "switch"}
@@ -312,7 +310,7 @@ class Daemon:
             case ReadCookies():
                 return CookiesRead(frozenset(BOOKIES))
             case ReadAuditedDelay():
-                return self.auditing._read_audited_delay()
+                return self.auditing.read_audited_delay()
             case ReadCheckTime(check):
                 return CheckTimeRead(check, None)
             case CheckLedgers(ledgers, _, lost):
@@ -320,16 +318,16 @@ class Daemon:
                 return LedgersChecked({each: bad for each, bad in found.items() if bad}, {})
             case MarkLedgers(missing):
                 world.marking = self, missing
-                return self.auditing._do(action)
+                return self.auditing.do(action)
             case EndCheck(check):
-                event = self.auditing._do(action)
+                event = self.auditing.do(action)
                 if check is Check.BOOKIES:
                     world.tell(f"{self.name} has audited all", "audits")
                 else:
                     world.tell(f"{self.name} has checked all ledgers", "checks of ledgers")
                 return event
             case SyncStore() | ListChildren() | ReadLedgers() | ReadProgress() | WriteProgress():
-                return self.auditing._do(action)
+                return self.auditing.do(action)
         return self._do_work(action)
 
     def _do_work(self, action: Any) -> Any:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from bk_spark.bookie.replication import ledger_marks
 from bk_spark.protocol.metadata import ledger_metadata, under_replication
-from bookie_server.replication.auditing import auditor_performer, scans
+from bookie_server.replication.auditing import auditor_store, scans
 from tests.simulation.auditing.cluster import decoded
 from tests.simulation.auditing.world import DELAY_MS, World
 from tests.simulation.bytes_cache import parse_text
@@ -54,9 +54,9 @@ class History:
             patch.object(scans, "PAGE_LEDGERS", 8),
             patch.object(scans, "_PAGES_PER_PROGRESS", 2),
             patch.object(ledger_marks, "MARKS_PER_PAGE", 8),
-            patch.object(under_replication, "_parse", parse_text),
+            patch.object(under_replication, "parse_text", parse_text),
             patch.object(ledger_metadata, "decode", decoded),
-            patch.object(auditor_performer, "unix_time_ms", lambda: self.world.now_ms),
+            patch.object(auditor_store, "unix_time_ms", lambda: self.world.now_ms),
         ):
             self._rage()
             if self.random.random() < 0.2:

@@ -136,7 +136,7 @@ class History:
             query = Query(paths, self.world.uuid(), 1, anonymous=True, overwrite=random.random() < 0.4)
             self.queries.append(query)
         for query in self.queries:
-            self._start(query)
+            self.start(query)
 
     def _draw_chores(self) -> None:
         random, world, paths, focus = self.random, self.world, self.world.paths, self._focus
@@ -196,7 +196,7 @@ class History:
             ends=random.choice(["close", "close", "abandon", "forget"]),
         )
 
-    def _start(self, query: Query) -> None:
+    def start(self, query: Query) -> None:
         name = query.app if len(query.app) < 30 else query.app[:8]
         run = f"stray{self.counts['strays']}" if query.stray else f"r{len(query.runs)}"
         driver = Driver(self.world, f"{name}/{run}", query)
@@ -215,9 +215,9 @@ class History:
             return
         set_back = committed.batch_id - 2 - self.random.randint(0, 2)
         if set_back < -1 or self.random.random() < 0.5:
-            self._start(replace(query, noted=-1, begun=-1, checkpoint="new one", stray=True, runs=[]))
+            self.start(replace(query, noted=-1, begun=-1, checkpoint="new one", stray=True, runs=[]))
         else:
-            self._start(replace(query, noted=set_back, begun=set_back, stray=True, runs=[]))
+            self.start(replace(query, noted=set_back, begun=set_back, stray=True, runs=[]))
         self.counts["strays"] += 1
 
     # --- what happens ---
@@ -291,7 +291,7 @@ class History:
             if self.random.random() < 0.1:
                 self._stray(query)
             else:
-                self._start(query)
+                self.start(query)
 
     def _wants_a_run(self, query: Query) -> bool:
         return not query.anonymous and not query.finished and query.runs[-1].ended != "refused"
@@ -321,7 +321,7 @@ class History:
         self._finish_deletions()
         for query in self.queries:
             if not query.anonymous and not query.finished and query.paths == world.paths:
-                self._start(query)
+                self.start(query)
                 world.run(most_steps=MOST_STEPS)
                 if not query.finished:
                     raise InvariantError(f"healed, and {query.runs[-1]} does not finish")

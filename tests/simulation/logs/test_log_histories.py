@@ -51,7 +51,7 @@ def test_nothing_befalls_a_run_that_begins_after_everything_healed() -> None:
     history.world.healed = True
     for number in range(100):
         query = Query(history.world.paths, f"late{number}", 1)
-        history._start(query)
+        history.start(query)
         assert query.runs
         driver = history.world.actors[-1]
         assert isinstance(driver, Driver)

@@ -74,7 +74,7 @@ class History:
         level = logger.level
         logger.setLevel(logging.CRITICAL)  # the story tells it
         try:
-            with patch.object(under_replication, "_parse", parse_text):
+            with patch.object(under_replication, "parse_text", parse_text):
                 self._play()
         finally:
             logger.setLevel(level)
