@@ -343,8 +343,7 @@ class Bookie:
             ids = np.arange(next_id, next_id + asked)
             codes, _, locations = await self._reader.locate(by_ledger, ids)
             missing = np.flatnonzero(codes != Code.OK)
-            asked = int(missing[0]) if len(missing) else asked
-            if not asked:
+            if len(missing) and not (asked := int(missing[0])):
                 break
             entries = await self._reader.fetch(np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes)
             good = entries.fitting(left_bytes, at_least_one=not result)
@@ -389,10 +388,6 @@ class Bookie:
                     descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
             descriptor.lac_loaded = True
         return descriptor.last_add_confirmed
-
-    async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
-        """See :meth:`LedgerDescriptor.wait_for_lac`."""
-        return await descriptor.wait_for_lac(above, timeout_ms)
 
 
 def _resolver(outcome: asyncio.Future[Code]) -> Callable[[bool], None]:

@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import StorageError
 from bookie_server.config.config import BookieConfig
 from bookie_server.disks.open_files import share_open_files
@@ -26,7 +25,6 @@ from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entry_lookup import EntryLookup
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
-from bookie_server.storage.entrylog.entry_log import OFFSET_BITS, file_name
 from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.flush import Flusher
@@ -36,11 +34,11 @@ from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.group_timing import JournalGroupStats
 from bookie_server.storage.journal.journal_writer import Append, DoneCallback, JournalGroup
 from bookie_server.storage.journal.journals import Journals
-from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark, read_marks
 from bookie_server.storage.journal.replay import replay_journals
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, LedgerDescriptors
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, LedgerPart, Records
+from bookie_server.storage.replayed_records import ReplayedRecords
 from bookie_server.storage.write_cache import WriteCache
 
 _LOG: Final = logging.getLogger(__name__)
@@ -102,8 +100,6 @@ class LedgerStorage:
         self.entry_log_writer = EntryLogWriter(*log_settings)
         # Without syncs, a power cut may lose an entry in a log and keep the journal's record of it.
         self._large_bytes = config.large_entry_bytes if config.journal_sync_data else 0
-        #: Logs with large entries that a replay found, until the marks have passed them.
-        self._replayed_logs: set[int] = set()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._started = False
 
@@ -130,8 +126,18 @@ class LedgerStorage:
         self._flush_loop = FlushLoop(
             self.flusher, config.flush_interval_ms, self.fail, lambda reason: on_trouble("storage", reason)
         )
+        self._replayed = ReplayedRecords(
+            self.descriptors,
+            self.write_cache,
+            self._apply,
+            self.lookup,
+            self.reader,
+            self.entry_log_ids,
+            self.flusher,
+            self._flush_loop,
+        )
         self.descriptors.replaying = True
-        ends = replay_journals(journal_directories, marks, self)
+        ends = replay_journals(journal_directories, marks, self._replayed)
         self.descriptors.replaying = False
         self._journals = Journals(
             config,
@@ -316,48 +322,13 @@ class LedgerStorage:
         if asked and not await outcome:
             raise files.SyncFailedError("a journal could not be synced before its entries went into the index")
 
-    def replay(self, records: Records, parts: list[tuple[LedgerDescriptor, LedgerPart]]) -> None:
-        """Store records from a journal without journaling them again. Blocking; before :meth:`start`."""
-        self._apply(Append(records, parts))
-        if self.write_cache.is_full and self._flush_loop.trouble is None:
-            self._flush_loop.flush_blocking()
-
-    def replay_located(self, entries: LocatedRecord, parts: list[tuple[LedgerDescriptor, Int64s]]) -> None:
-        """Note where large entries are, each part the positions of one ledger's. Blocking; before :meth:`start`.
-
-        If a log is missing, its directory was lost, or the marks are older than they were. What the index knows then
-        stays. All else is an I/O error for readers, never absent; in limbo it is unknown anyway, and copied from
-        elsewhere if it was acknowledged. Raises OSError.
-        """
-        logs = np.unique(entries.locations >> OFFSET_BITS).tolist()
-        self.entry_log_ids.skip_to(max(logs))
-        missing = [entry_log_id for entry_log_id in logs if not self.reader.has(entry_log_id)]
-        if missing:
-            _LOG.error("the journal names entry logs that are not there: %s", ", ".join(map(file_name, missing)))
-        self._replayed_logs.update(logs)
-        self.flusher.note_left_logs(logs)
-        half = self.write_cache.active
-        for descriptor, which in parts:
-            ids, locations = entries.entry_ids[which], entries.locations[which]
-            if missing:
-                known = self.lookup.locate(descriptor.ledger_id, ids, may_wait=True) != 0
-                wanted = ~(np.isin(locations >> OFFSET_BITS, missing) & (known | descriptor.limbo))
-                ids, locations = ids[wanted], locations[wanted]
-            if len(ids):
-                half.put_located(descriptor.ledger_id, ids, locations)
-                descriptor.last_entry = max(descriptor.last_entry, int(ids.max()))
-            lac = int(entries.last_adds_confirmed[which].max())
-            descriptor.last_add_confirmed = max(descriptor.last_add_confirmed, lac)
-        if self.write_cache.is_full and self._flush_loop.trouble is None:
-            self._flush_loop.flush_blocking()
-
     def unindexed_logs(self) -> set[int]:
         """Entry logs with large entries that the marks have not passed: a crash now would look for them there."""
         written = set() if self._journals is None else self._journals.unindexed_logs()
-        return written | self._replayed_logs
+        return written | self._replayed.logs
 
     def _release_logs(self, entry_log_ids: Collection[int]) -> None:
-        self._replayed_logs.difference_update(entry_log_ids)
+        self._replayed.logs.difference_update(entry_log_ids)
         if self._journals is not None:
             self._journals.release_logs(entry_log_ids)
 

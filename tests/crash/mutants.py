@@ -31,6 +31,7 @@ from bookie_server.storage.journal.located_record import LocatedRecord
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.records import Records
+from bookie_server.storage.replayed_records import ReplayedRecords
 from bookie_server.storage.upkeep import StorageUpkeep
 
 
@@ -250,16 +251,16 @@ def marks_pass_large_entries_that_no_index_has(stack: ExitStack) -> None:
 
 
 def a_replay_leaves_out_large_entries(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(LedgerStorage, "replay_located", _nothing))
+    stack.enter_context(patch.object(ReplayedRecords, "replay_located", _nothing))
 
 
 def a_replay_of_large_entries_stops_early(stack: ExitStack) -> None:
-    replay = LedgerStorage.replay_located
+    replay = ReplayedRecords.replay_located
 
-    def replay_first(storage: LedgerStorage, entries: LocatedRecord, parts: list[tuple[Any, Int64s]]) -> None:
+    def replay_first(storage: ReplayedRecords, entries: LocatedRecord, parts: list[tuple[Any, Int64s]]) -> None:
         replay(storage, entries, [(descriptor, which[:1]) for descriptor, which in parts])
 
-    stack.enter_context(patch.object(LedgerStorage, "replay_located", replay_first))
+    stack.enter_context(patch.object(ReplayedRecords, "replay_located", replay_first))
 
 
 def logs_are_compacted_before_an_index_has_their_large_entries(stack: ExitStack) -> None:

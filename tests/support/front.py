@@ -34,6 +34,19 @@ from tests.support.bookie import KEY, stored
 MIB = 1024 * 1024
 
 
+class _WatchedLedger(LedgerDescriptor):
+    """Its LAC is reached when the test says so."""
+
+    def __init__(self, ledger_id: int, master_key: bytes, reached: asyncio.Event) -> None:
+        super().__init__(ledger_id, master_key)
+        self._reached = reached
+
+    async def wait_for_lac(self, above: int, timeout_ms: int) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._reached.wait(), timeout_ms / 1000)
+        return self._reached.is_set()
+
+
 class HeldBookie:
     """Accepts adds and holds them until the test releases them; has every entry, all of one size."""
 
@@ -44,9 +57,9 @@ class HeldBookie:
         self.entry = bytes(entry_bytes)
         self.read_error: Exception | None = None
         self.lists: list[asyncio.Future[tuple[Code, Int64s]]] = []
-        self.ledger = LedgerDescriptor(1, KEY)
-        self.ledger.lac_loaded = True
         self.lac_reached = asyncio.Event()
+        self.ledger = _WatchedLedger(1, KEY, self.lac_reached)
+        self.ledger.lac_loaded = True
         self.excess_bytes = 0
         self.new_ledgers_wait = False
         self.flushes = 0
@@ -89,11 +102,6 @@ class HeldBookie:
 
     async def known_lac(self, descriptor: LedgerDescriptor) -> int:
         return 5 if self.lac_reached.is_set() else 0
-
-    async def wait_for_lac(self, descriptor: LedgerDescriptor, above: int, timeout_ms: int) -> bool:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.lac_reached.wait(), timeout_ms / 1000)
-        return self.lac_reached.is_set()
 
     def force(self, ledger_id: int) -> asyncio.Future[Code]:
         return asyncio.get_running_loop().create_future()

@@ -80,7 +80,7 @@ def test_the_same_answer_twice_counts_once() -> None:
     writer.add(2)
     writer.answer("b1", [0, 0, 1])
     writer.answer("b1", [0, 1])
-    assert (writer.acknowledged, writer.machine.adds.unanswered(0), writer.machine.adds.unanswered(1)) == ([], 0, 2)
+    assert (writer.acknowledged, writer.machine.adds.pending.owed(0), writer.machine.adds.pending.owed(1)) == ([], 0, 2)
 
 
 def test_answers_nobody_asked_for_count_nothing() -> None:
@@ -106,7 +106,7 @@ def test_striped_ensembles(quorum: Quorum) -> None:
     for bookie, entries in sent.items():
         writer.answer(bookie, entries)
     assert writer.lac == 12
-    assert writer.machine.adds.first_entry_id == 13
+    assert writer.machine.adds.pending.first_entry_id == 13
 
 
 def test_the_lac_travels_with_later_entries() -> None:
@@ -139,11 +139,11 @@ def test_b9_what_the_slowest_bookie_owes_is_known() -> None:
     assert (writer.lac, writer.machine.pending_entries) == (9, 0)
     assert writer.machine.adds.most_unanswered == 10
     # Entries that b3 owes are kept, because they may be sent again.
-    assert writer.machine.adds.first_entry_id == 0
+    assert writer.machine.adds.pending.first_entry_id == 0
     writer.answer("b3", range(4))
-    assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (6, 4)
+    assert (writer.machine.adds.most_unanswered, writer.machine.adds.pending.first_entry_id) == (6, 4)
     writer.answer("b3", range(4, 10))
-    assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (0, 10)
+    assert (writer.machine.adds.most_unanswered, writer.machine.adds.pending.first_entry_id) == (0, 10)
 
 
 def test_b9_too_many_requests_is_no_failure() -> None:
@@ -165,11 +165,11 @@ def test_b9_too_many_requests_is_no_failure() -> None:
     writer.answer("b3", [1], Code.TOO_MANY_REQUESTS)
     assert [name for name, _ in writer.pauses] == ["b3", "b3"]
     writer.answer("b3", [3, 4, 5])
-    assert writer.machine.adds.first_entry_id == 1
+    assert writer.machine.adds.pending.first_entry_id == 1
     writer.send_refused("b3")
     assert writer.sent() == {"b3": [1]}
     writer.answer("b3", 1)
-    assert (writer.machine.adds.first_entry_id, writer.machine.adds.most_unanswered) == (6, 0)
+    assert (writer.machine.adds.pending.first_entry_id, writer.machine.adds.most_unanswered) == (6, 0)
 
 
 def test_b9_a_throttled_bookie_that_is_given_up_is_replaced_like_any_other() -> None:
@@ -201,7 +201,7 @@ def test_a_bookie_that_is_given_up_owes_nothing() -> None:
         writer.answer(bookie, range(5))
     assert writer.machine.adds.most_unanswered == 5
     writer.fail("b3")
-    assert (writer.machine.adds.most_unanswered, writer.machine.adds.first_entry_id) == (0, 5)
+    assert (writer.machine.adds.most_unanswered, writer.machine.adds.pending.first_entry_id) == (0, 5)
     # Nothing is pending, so the ledger keeps its ensemble until the next add.
     assert writer.choices == []
     writer.sent()

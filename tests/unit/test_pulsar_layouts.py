@@ -11,9 +11,10 @@ import pytest
 
 from bk_spark.protocol.pulsar.fields import FieldError, Fields, varint
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns
 from bk_spark.protocol.pulsar.messages.layouts import layout_of
 from bk_spark.protocol.pulsar.messages.message_id_columns import message_id_bytes
+from bk_spark.protocol.pulsar.messages.words import PADDING_BYTES, Words
 
 _NUMBERS: Final = (3, 8)
 _SPAN: Final = 2

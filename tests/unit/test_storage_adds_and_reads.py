@@ -191,16 +191,16 @@ async def test_long_poll(place: Place) -> None:
         await bookie.add(stored(1, 0))
         descriptor = bookie.storage.descriptors.get(1)
         assert descriptor is not None
-        assert await bookie.bookie.wait_for_lac(descriptor, -1, 10) is False
-        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(descriptor, -1, 60_000))
+        assert await descriptor.wait_for_lac(-1, 10) is False
+        wait = asyncio.ensure_future(descriptor.wait_for_lac(-1, 60_000))
         await asyncio.sleep(0)
         await bookie.add(stored(1, 1))
         assert await wait is True
-        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(descriptor, 5, 60_000))
+        wait = asyncio.ensure_future(descriptor.wait_for_lac(5, 60_000))
         await asyncio.sleep(0)
         await bookie.bookie.write_lac(struct.pack(">qq", 1, 6), KEY)
         assert await wait is True
-        wait = asyncio.ensure_future(bookie.bookie.wait_for_lac(descriptor, 9, 60_000))
+        wait = asyncio.ensure_future(descriptor.wait_for_lac(9, 60_000))
         await asyncio.sleep(0)
         await bookie.bookie.fence(1, KEY)
         assert await wait is True

@@ -53,7 +53,8 @@ class AddWindow:
 
     def __init__(self, quorum: Quorum, first_entry_id: int, limits: WriterLimits) -> None:
         self._limits = limits
-        self._pending = PendingAdds(quorum, first_entry_id)
+        #: What each bookie holds and owes.
+        self.pending = PendingAdds(quorum, first_entry_id)
         self._indexes = range(quorum.ensemble_size)
         timeouts = [limits.add_timeout_ms, limits.add_quorum_timeout_ms or limits.add_timeout_ms]
         self._tick_ms = min(1_000.0, min(timeouts) / 4)
@@ -72,11 +73,6 @@ class AddWindow:
     # --- queries ---
 
     @property
-    def first_entry_id(self) -> int:
-        """The oldest entry that a bookie owes or that is not acknowledged."""
-        return self._pending.first_entry_id
-
-    @property
     def throttled(self) -> bool:
         """Whether a bookie has too many requests."""
         return bool(self._busy)
@@ -84,11 +80,7 @@ class AddWindow:
     @property
     def most_unanswered(self) -> int:
         """The number of adds that the slowest bookie owes."""
-        return max(map(self._pending.owed, self._indexes))
-
-    def unanswered(self, index: int) -> int:
-        """Return the number of adds that the bookie at ``index`` owes."""
-        return self._pending.owed(index)
+        return max(map(self.pending.owed, self._indexes))
 
     def has_room(self, entries: int, size_bytes: int, waiting_entries: int = 0, waiting_bytes: int = 0) -> bool:
         """Return whether ``entries`` of ``size_bytes`` may be added, after those that wait. If nothing is under way,
@@ -102,14 +94,6 @@ class AddWindow:
             or (unanswered and unanswered + entries > limits.max_unanswered_entries)
         )
 
-    def complete_through(self, last_add_acknowledged: int) -> int:
-        """Return the end of the run of entries after ``last_add_acknowledged`` that an ack quorum holds."""
-        return self._pending.complete_through(last_add_acknowledged)
-
-    def length_at(self, entry_id: int) -> int:
-        """Return the ledger's payload bytes up to and including ``entry_id``."""
-        return self._pending.length_at(entry_id)
-
     # --- adds ---
 
     def add(self, frames: AddFrames, members: Sequence[str], failed: Collection[int]) -> list[SendAdds | StartTimer]:
@@ -119,14 +103,14 @@ class AddWindow:
         self._pending_bytes += size_bytes
         live = [index not in failed for index in self._indexes]
         actions: list[SendAdds | StartTimer] = []
-        for index, (views, count) in enumerate(self._pending.append(frames, live)):
+        for index, (views, count) in enumerate(self.pending.append(frames, live)):
             actions += self._send(members[index], views, count)
         return actions
 
     def on_held(self, index: int, bookie_id: str, entry_ids: Int64s) -> None:
         """Record that the bookie at ``index`` holds ``entry_ids``."""
-        self._pending.on_held(index, entry_ids)
-        if not self._pending.owed(index):
+        self.pending.on_held(index, entry_ids)
+        if not self.pending.owed(index):
             self._idle_ticks.pop(bookie_id, None)
         elif len(entry_ids):
             self._idle_ticks[bookie_id] = 0
@@ -135,7 +119,7 @@ class AddWindow:
 
     def on_refused(self, index: int, bookie_id: str, entry_ids: Int64s) -> list[StartTimer]:
         """Record that the bookie at ``index`` is too busy for ``entry_ids``."""
-        self._pending.on_refused(index, entry_ids)
+        self.pending.on_refused(index, entry_ids)
         if bookie_id in self._busy:
             return []
         self._busy.add(bookie_id)
@@ -148,29 +132,29 @@ class AddWindow:
         if bookie_id not in self._busy:
             return []
         self._busy.discard(bookie_id)
-        return self._send(bookie_id, *self._pending.take_refused(index))
+        return self._send(bookie_id, *self.pending.take_refused(index))
 
     def give_up(self, index: int, bookie_id: str) -> None:
         """Expect nothing more from the bookie at ``index``. The entries that it holds still count."""
-        self._pending.give_up(index)
+        self.pending.give_up(index)
         self._idle_ticks.pop(bookie_id, None)
         self._busy.discard(bookie_id)
         self._pauses_ms.pop(bookie_id, None)
 
     def replace(self, index: int, bookie_id: str, first_entry_id: int) -> list[SendAdds | StartTimer]:
         """Send entries from ``first_entry_id`` on to ``bookie_id``, the new bookie at ``index``."""
-        return self._send(bookie_id, *self._pending.replace(index, first_entry_id))
+        return self._send(bookie_id, *self.pending.replace(index, first_entry_id))
 
     def release(self, last_add_acknowledged: int) -> None:
         """Forget acknowledged entries that no bookie owes."""
-        self._pending.release(last_add_acknowledged)
-        pieces, first_entry_id = self._pieces, self._pending.first_entry_id
+        self.pending.release(last_add_acknowledged)
+        pieces, first_entry_id = self._pieces, self.pending.first_entry_id
         while pieces and pieces[0].last_entry_id < first_entry_id:
             self._pending_bytes -= pieces.popleft().size_bytes
 
     def clear(self) -> None:
         """Forget everything."""
-        self._pending.clear()
+        self.pending.clear()
         self._pending_bytes = 0
         self._pieces.clear()
         self._idle_ticks.clear()

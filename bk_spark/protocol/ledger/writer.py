@@ -301,10 +301,10 @@ class LedgerWriter:
 
     def _acknowledge(self) -> None:
         if self.ensemble.may_acknowledge:
-            complete = self.adds.complete_through(self.last_add_acknowledged)
+            complete = self.adds.pending.complete_through(self.last_add_acknowledged)
             if complete > self.last_add_acknowledged:
                 self.last_add_acknowledged = complete
-                self._acknowledged_length = self.adds.length_at(complete)
+                self._acknowledged_length = self.adds.pending.length_at(complete)
                 if not self.deferred_sync:
                     self._confirm(complete, self._acknowledged_length)
         self.adds.release(self.last_add_acknowledged)

@@ -24,10 +24,13 @@ from bk_spark.protocol.pulsar.columns import schema_of
 from bk_spark.protocol.pulsar.compression import Compression, CompressionError, decompress
 from bk_spark.protocol.pulsar.messages.batches import SingleField, read_batches
 from bk_spark.protocol.pulsar.messages.encryption_columns import encrypted_entries
+from bk_spark.protocol.pulsar.messages.entries import Entries
 from bk_spark.protocol.pulsar.messages.entry_frames import EntryFrames, MetadataField
-from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns
 from bk_spark.protocol.pulsar.messages.gathering import MAX_BUFFER_BYTES
-from bk_spark.protocol.pulsar.messages.rows import METADATA_FIELDS, SINGLE_FIELDS, Entries, Rows
+from bk_spark.protocol.pulsar.messages.needed_fields import METADATA_FIELDS, SINGLE_FIELDS
+from bk_spark.protocol.pulsar.messages.rows import Rows
+from bk_spark.protocol.pulsar.messages.words import PADDING_BYTES, Words
 from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import ID_FIELDS, Position, TransactionId, TransactionMet, aborted_in
 

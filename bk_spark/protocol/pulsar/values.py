@@ -17,8 +17,8 @@ from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.errors import InvalidArgumentError, MessageFormatError
 from bk_spark.protocol.pulsar.avro_values import avro_type, decode_avro
 from bk_spark.protocol.pulsar.choices import ValueErrors
-from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, Words
 from bk_spark.protocol.pulsar.messages.gathering import gathered, text_of
+from bk_spark.protocol.pulsar.messages.words import PADDING_BYTES, Words
 from bk_spark.protocol.pulsar.primitive_values import PRIMITIVES, decode_primitives, scattered
 from bk_spark.protocol.pulsar.topics.schemas import SchemaType, StoredSchema
 

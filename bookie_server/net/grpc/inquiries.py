@@ -35,7 +35,7 @@ async def tail(call: Call, request: pb.TailRequest) -> pb.TailAnswer:
             load.polls += 1
             try:
                 wait_ms = min(request.timeout_ms, shared.config.max_poll_ms)
-                await bookie.wait_for_lac(descriptor, previous, wait_ms)
+                await descriptor.wait_for_lac(previous, wait_ms)
             finally:
                 load.polls -= 1
         lac = await bookie.known_lac(descriptor)

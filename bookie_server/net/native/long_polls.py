@@ -77,7 +77,7 @@ async def answer_long_poll(context: RequestContext, poll: LongPoll, begun: float
         return
     waited = False
     if poll.timeout_ms > 0 and await bookie.known_lac(descriptor) <= poll.previous_lac:
-        waited = await bookie.wait_for_lac(descriptor, poll.previous_lac, poll.timeout_ms)
+        waited = await descriptor.wait_for_lac(poll.previous_lac, poll.timeout_ms)
     async with context.answers.round(_ONE_ENTRY_BYTES):
         lac = await bookie.known_lac(descriptor)
         if not poll.piggyback:

@@ -198,7 +198,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Numbers have up to ten bytes.",
-        f"{_PULSAR}/messages/field_columns.py",
+        f"{_PULSAR}/messages/words.py",
         "np.where(two, tenth << np.uint64(63), _ZERO)",
         "_ZERO",
         (f"{_TRAPS}14_ids_of_64_bits_are_wrapped",),

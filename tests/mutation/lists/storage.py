@@ -79,14 +79,14 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Logs of large entries that a replay names are held.",
-        "bookie_server/storage/ledger_storage.py",
-        "        self._replayed_logs.update(logs)\n",
+        "bookie_server/storage/replayed_records.py",
+        "        self.logs.update(logs)\n",
         "",
         ("tests/unit/test_large_entries.py::test_logs_that_a_replay_names_are_held_until_it_is_flushed",),
     ),
     Mutation(
         "What the index knows of an entry stays where the log that the journal names is missing.",
-        "bookie_server/storage/ledger_storage.py",
+        "bookie_server/storage/replayed_records.py",
         "                ids, locations = ids[wanted], locations[wanted]\n",
         "",
         ("tests/unit/test_large_entries.py::test_what_the_index_knows_stays_where_a_log_is_missing",),

@@ -10,14 +10,7 @@ returns only some of the entries (a batch read is limited in bytes), it is asked
 request stays under way and the next replica is also asked for the rest. The first good answer wins, and the other
 requests are stopped.
 
-When no replica is left, the outcome depends on their answers:
-
-========================================== ==========================================================
-entries known to exist                     *unknown*: that a replica lacks the entry proves nothing
-unconfirmed, all replicas said "absent"    *absent*: not there now (a live writer may yet add it)
-unconfirmed, one replica could not tell    *unknown*: it may be there
-========================================== ==========================================================
-
+When no replica is left, ``no_replica`` says what their answers mean.
 All entries before the one that could not be read are returned first.
 """
 
@@ -31,16 +24,10 @@ from typing import Final
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, EntryBlock, verify_records, verify_stored
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import (
-    AWAY_REMEDY,
-    BookieTimeoutError,
-    BookieUnavailableError,
-    BookKeeperError,
-    EntryUnknownError,
-    NoSuchEntryError,
-)
+from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, BookKeeperError
 from bk_spark.protocol.ledger.reading.lac import NO_ANSWER
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey
+from bk_spark.protocol.ledger.reading.no_replica import no_replica
 from bk_spark.protocol.ledger.reading.read_actions import (
     BatchRead,
     BatchRefused,
@@ -61,7 +48,6 @@ from bk_spark.protocol.wire.code_errors import AbsentError, check_read
 _MAX_SINGLE_READS: Final = 250
 #: Bytes of an answer to a batch read besides the entries.
 _BATCH_RESERVE_BYTES: Final = 1024
-_LOST_REMEDY: Final = "it was written there. If their disks or directories were replaced, bring back the old ones"
 
 Action = ReadEntries | ReadBatch | ReportFailure | StartTimer | StopTimer | StopRequest
 Event = EntriesRead | BatchRead | BatchRefused | RequestFailed | TimerFired
@@ -375,17 +361,8 @@ class RangePass:
 
     def _give_up(self, part: _Part) -> None:
         entry_id, chunk = part.entry_ids[0], part.chunk
-        said = "; ".join(f"{bookie} {reason}" for bookie, (_, reason) in part.failed.items())
-        absent = all(answer is Answer.ABSENT for answer, _ in part.failed.values())
-        kind, what = (
-            (NoSuchEntryError, "the entry is not there now")
-            if absent and self._unconfirmed
-            else (EntryUnknownError, "no replica returned the entry")
-        )
-        code = Code.NO_ENTRY.name if absent else None
-        remedy = "" if kind is NoSuchEntryError else f"; {_LOST_REMEDY if absent else AWAY_REMEDY}"
-        chunk.errors[entry_id] = kind(
-            f"{what}: {said}{remedy}", ledger_id=self._ledger.ledger_id, entry_id=entry_id, code=code
+        chunk.errors[entry_id] = no_replica(
+            part.failed, self._ledger.ledger_id, entry_id, unconfirmed=self._unconfirmed
         )
         chunk.open_parts -= 1
         # Entries after it are not returned.

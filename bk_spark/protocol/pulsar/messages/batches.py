@@ -19,7 +19,8 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.pulsar.fields import FieldError, Fields
-from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns
+from bk_spark.protocol.pulsar.messages.words import Words
 
 _SIZE_BYTES: Final = 4
 #: Size, and metadata with nothing but a size of one byte.

@@ -12,8 +12,9 @@ from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.pulsar.columns import ENCRYPTION
 from bk_spark.protocol.pulsar.compression import Compression
 from bk_spark.protocol.pulsar.messages.entry_frames import MetadataField
-from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns
 from bk_spark.protocol.pulsar.messages.gathering import gathered, last_of_equal, matched, text_of
+from bk_spark.protocol.pulsar.messages.words import Words
 
 #: Fields of ``EncryptionKeys``: the name of the key, and the data's key, encrypted with it.
 _NAME: Final = 1

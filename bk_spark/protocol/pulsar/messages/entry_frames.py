@@ -25,8 +25,9 @@ from bk_spark.protocol.arrays import Bools, Int64s
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, MessageFormatError
-from bk_spark.protocol.pulsar.messages.field_columns import PADDING_BYTES, FieldColumns, Words
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns
 from bk_spark.protocol.pulsar.messages.gathering import MAX_BUFFER_BYTES
+from bk_spark.protocol.pulsar.messages.words import PADDING_BYTES, Words
 
 _BROKER_MAGIC: Final = 0x020E
 _CHECKSUM_MAGIC: Final = 0x010E

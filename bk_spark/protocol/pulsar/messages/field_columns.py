@@ -17,16 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from bk_spark.protocol.arrays import Bools, Int64s
-from bk_spark.protocol.pulsar.fields import MAX_VARINT_BYTES, FieldError, varint_at
+from bk_spark.protocol.pulsar.fields import FieldError, varint_at
 from bk_spark.protocol.pulsar.messages.layouts import Layout, layout_of
+from bk_spark.protocol.pulsar.messages.words import UInt64s, Words, end_of, varint_ends, varints, without_tops
 
-UInt64s = npt.NDArray[np.uint64]
-
-#: Bytes behind the end of the last message that a step may read.
-PADDING_BYTES: Final = 32
 #: From this step on, so few messages are finished one by one: a step costs as much as about as many of them.
 _LONG_STEPS: Final = 16
 _FEW_MESSAGES: Final = 64
@@ -34,55 +30,17 @@ _FEW_MESSAGES: Final = 64
 #: about as much, however few these are.
 _OTHERS: Final = 8
 
-_TOPS: Final = np.uint64(0x8080808080808080)
-_SEVENS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
 #: Messages read together. Columns of so few stay in the processor's cache, and their memory is used again.
 _BLOCK: Final = 4096
-_ZERO: Final = np.uint64(0)
-_ONE: Final = np.uint64(1)
+_NOTHING: Final = np.uint64(0)
+_LOW: Final = np.uint64(0x7F)
 _THREE: Final = np.uint64(3)
 _KIND: Final = np.uint64(7)
-_EIGHT: Final = np.uint64(8)
-_FIFTY_SIX: Final = np.uint64(56)
-_SEVEN: Final = np.uint64(0x7F)
-_BYTE: Final = np.uint64(0xFF)
 #: Set in each byte of a number but its last.
 _CONTINUES: Final = np.uint64(0x80)
 #: By wire type: 0 numbers, 1 eight bytes, 2 bytes with their length, 5 four bytes. Groups, 3 and 4, are not Pulsar's.
 _KNOWN_KINDS: Final = np.array([True, True, True, False, False, True, False, False])
 _FIXED_SIZES: Final = np.array([0, 8, 0, 0, 0, 4, 0, 0])
-
-
-class Words:
-    """A buffer of which eight bytes can be read anywhere, for many places at once.
-
-    Parameters
-    ----------
-    data
-        The bytes, of which the last :data:`PADDING_BYTES` belong to nothing.
-    """
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        if len(data) < PADDING_BYTES:
-            raise ValueError(f"a buffer of {len(data)} bytes has no padding")
-        self.data = data
-        self._words: UInt64s = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, strides=(1,))
-
-    def at(self, places: Int64s) -> UInt64s:
-        """Return the eight bytes at each place, the first one lowest."""
-        return self._words[places]
-
-    def fit(self, layout: Layout, places: Int64s) -> Bools:
-        """Return which messages of the layout's size, by their places, are laid out so."""
-        return layout.fits(self._words, places)
-
-    def big_endian_32(self, places: Int64s) -> Int64s:
-        """Return the unsigned number of four bytes at each place."""
-        return (self._words[places].byteswap() >> np.uint64(32)).view(np.int64)
-
-    def big_endian_64(self, places: Int64s) -> Int64s:
-        """Return the signed number of eight bytes at each place."""
-        return self._words[places].byteswap().view(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +156,7 @@ class FieldColumns:
             body_at = at + field.at
             if field.kind == 0:
                 value = words.at(body_at) & np.uint64((1 << 8 * field.size) - 1)
-                value = value if field.size == 1 else _without_tops(value)
+                value = value if field.size == 1 else without_tops(value)
             else:
                 value = np.full(len(which), field.size, np.uint64)
             self._keep(field.number, field.kind, which, value, body_at, sound)
@@ -234,29 +192,29 @@ class FieldColumns:
             # What one writer sends: all have the same field, a number or bytes.
             behind, kind = word >> np.uint64(8 * size), tag & 7
             if not (behind & _CONTINUES).any():
-                value, body_at = behind & _SEVEN, at + (size + 1)
+                value, body_at = behind & _LOW, at + (size + 1)
                 sound = body_at <= end
             elif kind == 0 and tag >> 3 not in self._kinds:
                 # Nobody wants the numbers, only where they end.
                 value = behind
-                body_at, sound = _varint_ends(words, at + size, behind, 8 - size, end)
+                body_at, sound = varint_ends(words, at + size, behind, 8 - size, end)
             else:
-                value, body_at, sound = _varints(words, at + size, behind, 8 - size, end)
+                value, body_at, sound = varints(words, at + size, behind, 8 - size, end)
             if kind == 0:
                 self._keep(tag >> 3, 0, which, value, body_at, sound)
                 return body_at, sound
-            after = _end_of(body_at, value, end, sound)
+            after = end_of(body_at, value, end, sound)
             self._keep(tag >> 3, 2, which, value, body_at, sound)
             return after, sound
-        tags, value_at, sound = _varints(words, at, word, 8, end)
+        tags, value_at, sound = varints(words, at, word, 8, end)
         kinds, fields = (tags & _KIND).astype(np.int64), tags >> _THREE
         sound &= _KNOWN_KINDS[kinds] & (fields > 0)
-        value, body_at, ended = _varints(words, value_at, words.at(value_at), 8, end)
+        value, body_at, ended = varints(words, value_at, words.at(value_at), 8, end)
         fixed = _FIXED_SIZES[kinds] > 0
         if fixed.any():
             value[fixed], body_at[fixed], ended[fixed] = _FIXED_SIZES[kinds[fixed]], value_at[fixed], True
         sound &= ended
-        after = np.where(kinds == 0, body_at, _end_of(body_at, np.where(kinds == 0, _ZERO, value), end, sound))
+        after = np.where(kinds == 0, body_at, end_of(body_at, np.where(kinds == 0, _NOTHING, value), end, sound))
         for field in self._kinds:
             chosen = np.flatnonzero(fields == field)
             if len(chosen):
@@ -327,84 +285,3 @@ class FieldColumns:
 
 def _are_most(alike: Bools) -> bool:
     return (len(alike) - int(np.count_nonzero(alike))) * _OTHERS <= len(alike)
-
-
-def _varints(words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s) -> tuple[UInt64s, Int64s, Bools]:
-    """Read the number at each place.
-
-    Parameters
-    ----------
-    words, at
-        Where the numbers are.
-    word, known
-        The lowest ``known`` bytes of these are those at the places. The rest is zero.
-    end
-        Where each message ends.
-
-    Returns
-    -------
-    tuple
-        The numbers, where they end, and which of them are numbers that end within their messages.
-    """
-    stops = _stops(word, known)
-    if not stops.all():
-        long = np.flatnonzero(stops == 0)
-        return _long_varints(words, at, word, known, end, long)
-    upto = stops ^ (stops - _ONE)
-    after = at + (np.bitwise_count(upto) >> 3)
-    return _without_tops(word & upto), after, after <= end
-
-
-def _varint_ends(words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s) -> tuple[Int64s, Bools]:
-    """:func:`_varints` without the numbers."""
-    stops = _stops(word, known)
-    if not stops.all():
-        _, after, sound = _varints(words, at, word, known, end)
-        return after, sound
-    after = at + (np.bitwise_count(stops ^ (stops - _ONE)) >> 3)
-    return after, after <= end
-
-
-def _stops(word: UInt64s, known: int) -> UInt64s:
-    """Return a bit for each of the lowest ``known`` bytes that no other byte of its number follows."""
-    stops = ~word & _TOPS
-    if known < 8:
-        stops &= np.uint64((1 << 8 * known) - 1)
-    return stops
-
-
-def _without_tops(word: UInt64s) -> UInt64s:
-    """Join the lower seven bits of the eight bytes of each word."""
-    word = word & _SEVENS
-    word = (word & np.uint64(0x007F007F007F007F)) | ((word & np.uint64(0x7F007F007F007F00)) >> _ONE)
-    word = (word & np.uint64(0x00003FFF00003FFF)) | ((word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2))
-    return (word & np.uint64(0x0FFFFFFF)) | ((word & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
-
-
-def _long_varints(
-    words: Words, at: Int64s, word: UInt64s, known: int, end: Int64s, long: Int64s
-) -> tuple[UInt64s, Int64s, Bools]:
-    """Read numbers of which those in ``long`` have more bytes than are known."""
-    if known < 8:
-        word = words.at(at)
-        return _varints(words, at, word, 8, end)
-    # Nine or ten bytes: numbers above 2⁵⁶, such as negative ones.
-    word = word.copy()
-    low = _without_tops(word[long])
-    rest = words.at(at[long] + 8)
-    word[long] = 0
-    values, after, sound = _varints(words, at, word, 8, end)
-    ninth, tenth = rest & _BYTE, (rest >> _EIGHT) & _BYTE
-    two = ninth >= 0x80
-    values[long] = low | (ninth & _SEVEN) << _FIFTY_SIX | np.where(two, tenth << np.uint64(63), _ZERO)
-    after[long] = at[long] + np.where(two, MAX_VARINT_BYTES, MAX_VARINT_BYTES - 1)
-    sound[long] = (after[long] <= end[long]) & ~(two & (tenth >= 0x80))
-    return values, after, sound
-
-
-def _end_of(body_at: Int64s, size: UInt64s, end: Int64s, sound: Bools) -> Int64s:
-    """Return where bytes end. Those that reach beyond their message are marked in ``sound`` as not so."""
-    left = np.maximum(end - body_at, 0).view(np.uint64)
-    sound &= size <= left
-    after: Int64s = body_at + np.minimum(size, left).view(np.int64)
-    return after

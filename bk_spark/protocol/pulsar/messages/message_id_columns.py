@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
-from bk_spark.protocol.pulsar.messages.field_columns import UInt64s
+from bk_spark.protocol.pulsar.messages.words import UInt64s
 
 _LEDGER_TAG: Final = 0x08
 _ENTRY_TAG: Final = 0x10

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -21,87 +20,17 @@ from bk_spark.protocol.pulsar.columns import ENCRYPTION, TIME
 from bk_spark.protocol.pulsar.message_ids import MessageIdData
 from bk_spark.protocol.pulsar.messages.batches import BatchMessages, SingleField
 from bk_spark.protocol.pulsar.messages.encryption_columns import encrypted_entries, encryption_column
+from bk_spark.protocol.pulsar.messages.entries import Entries
 from bk_spark.protocol.pulsar.messages.entry_frames import BrokerField, MetadataField
-from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Spans, UInt64s, Words
+from bk_spark.protocol.pulsar.messages.field_columns import FieldColumns, Spans
 from bk_spark.protocol.pulsar.messages.gathering import base64_decoded, gathered, last_of_equal, matched, text_of
 from bk_spark.protocol.pulsar.messages.message_id_columns import message_id_bytes
+from bk_spark.protocol.pulsar.messages.words import UInt64s
 from bk_spark.protocol.pulsar.topics.topic_names import TopicName
-from bk_spark.protocol.pulsar.transactions import Position
 
 #: Later times than this do not fit Spark's microseconds: what a writer sent is no time.
 _MAX_MS: Final = np.uint64((1 << 63) // 1000)
 _VERSION_BYTES: Final = 8
-
-#: Fields of the entries' metadata that each column needs.
-METADATA_FIELDS: Final[dict[str, tuple[MetadataField, ...]]] = {
-    "value": (MetadataField.NULL_VALUE,),
-    "__key": (
-        MetadataField.PARTITION_KEY,
-        MetadataField.PARTITION_KEY_B64_ENCODED,
-        MetadataField.NULL_PARTITION_KEY,
-    ),
-    "__publishTime": (MetadataField.PUBLISH_TIME,),
-    "__eventTime": (MetadataField.EVENT_TIME,),
-    "__messageProperties": (MetadataField.PROPERTIES,),
-    "__sequenceId": (MetadataField.SEQUENCE_ID,),
-    "__producerName": (MetadataField.PRODUCER_NAME,),
-    "__schemaVersion": (MetadataField.SCHEMA_VERSION,),
-    "__orderingKey": (MetadataField.ORDERING_KEY,),
-    "__deliverAt": (MetadataField.DELIVER_AT_TIME,),
-    "__encryption": (MetadataField.ENCRYPTION_ALGO, MetadataField.ENCRYPTION_PARAM),
-}
-#: Fields of the metadata of messages in batches that each column needs.
-SINGLE_FIELDS: Final[dict[str, tuple[SingleField, ...]]] = {
-    "value": (SingleField.NULL_VALUE,),
-    "__key": (SingleField.PARTITION_KEY, SingleField.PARTITION_KEY_B64_ENCODED, SingleField.NULL_PARTITION_KEY),
-    "__eventTime": (SingleField.EVENT_TIME,),
-    "__messageProperties": (SingleField.PROPERTIES,),
-    "__sequenceId": (SingleField.SEQUENCE_ID,),
-    "__orderingKey": (SingleField.ORDERING_KEY,),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Entries that make rows, restored: without compression, chunks joined.
-
-    Parameters
-    ----------
-    words
-        The buffer in which all of them are, in order.
-    ledger_ids, entry_ids
-        Where each of them is.
-    metadata
-        Their metadata, of all entries that were read together.
-    chosen
-        The indexes of these entries in ``metadata``.
-    moved
-        How far each entry is from where ``metadata`` says.
-    payload_begins, payload_ends
-        Where the payloads are.
-    counts
-        How many messages each batch has, 0 for entries that are none.
-    broker
-        The broker's metadata of all entries that were read together, or None if no column needs it.
-    first_chunks
-        Where chunked messages begin, by the index among these entries.
-    error
-        Makes the error of an entry from its index in ``metadata`` and what is wrong.
-    """
-
-    words: Words
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    metadata: FieldColumns
-    chosen: Int64s
-    moved: Int64s | int
-    payload_begins: Int64s
-    payload_ends: Int64s
-    counts: Int64s
-    is_batch: Bools
-    broker: FieldColumns | None
-    first_chunks: dict[int, Position]
-    error: Callable[[int, str], Exception]
 
 
 class Rows:
