@@ -116,7 +116,7 @@ def pages_of(log: Log) -> PageReader:
 
 def check_reads(log: Log, snapshot: LogSnapshot, segments: list[Segment]) -> None:
     """All ways of reading, against the plain list."""
-    pages = pages_of(log)
+    pages, head = pages_of(log), head_of(log.ledgers.client, log)
     assert list(snapshot.segments()) == segments
     start, end = segments[0].base_offset, segments[-1].end_offset
     assert (snapshot.first_offset, snapshot.next_offset) == (start, end)
@@ -128,7 +128,7 @@ def check_reads(log: Log, snapshot: LogSnapshot, segments: list[Segment]) -> Non
         for offset in (segment.base_offset, segment.end_offset - 1):
             number, found = snapshot.segment_at(offset)
             assert found == segment
-            table = pages.page(number, snapshot.head).table
+            table = pages.page(number, head).table
             assert table.overlapping(offset, offset + 1).base_offset[0] == segment.base_offset
     times = sorted({segment.commit_time_ms for segment in segments})
     for time_ms in (0, *times[:: max(1, len(times) // 25)], times[-1]):
