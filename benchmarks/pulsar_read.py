@@ -4,6 +4,9 @@ The broker runs on a ZooKeeper and three of our bookies, with its own defaults, 
 ships. Its cache has the newest entries. The reader is in the same JVM, so its processor time is that of broker and
 reader together. Ours is that of the reading process, or of Spark's JVM and workers. Bookies are extra for all.
 
+With ``--pulsar-spark`` Pulsar's own connector reads the topic, too, in a Spark 3.5 (pulsar_spark.py). Its processor
+time is that of its Spark alone: the broker's is extra.
+
 ``core`` is one process without Spark, ``spark`` a query into Spark's ``noop`` sink. ``ceiling`` is the same query on a
 source that only hands Spark the decoded batches, which it has in memory: nothing in Python is faster there. ``one_row``
 is the ceiling with one row, so what Spark takes for any query.
@@ -26,6 +29,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from benchmarks.pulsar_spark import PulsarSpark
 from benchmarks.python_peers import MemorySource
 from benchmarks.report import figure
 from benchmarks.spark_session import session
@@ -36,6 +40,7 @@ from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 from bookie_server.local import LocalCluster
 from tests.interop import jvm
 from tests.interop.pulsar.broker import PulsarBroker, PulsarProcess
+from tests.support.bookie import free_port
 
 NAME = "pulsar_read"
 _AT_ONCE = 100_000
@@ -46,6 +51,7 @@ _PULSAR_SPARK = (
     "value binary, __key binary, __topic string, __messageId binary, __publishTime timestamp, __eventTime timestamp, "
     "__messageProperties map<string,string>"
 )
+_PEER = "pulsar_spark."
 #: The broker's own defaults instead of those of tests.
 _SETTINGS = {
     "transactionCoordinatorEnabled": "false",
@@ -61,18 +67,29 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compressions", nargs="+", default=["NONE", "LZ4"])
+    parser.add_argument("--pulsar-spark", action="store_true", help="fetches Spark 3.5 and pulsar-spark (450 MB)")
     options = parser.parse_args(arguments)
     with (
         tempfile.TemporaryDirectory(prefix="bk-bench-") as directory,
         LocalCluster(Path(directory) / "cluster", bookies=3) as cluster,
         PulsarProcess(Path(directory) / "pulsar.log", jvm.AS_SHIPPED) as process,
         session(Path(directory)) as spark,
+        contextlib.ExitStack() as stack,
     ):
         spark.dataSource.register(MemorySource)
         uri = cluster.metadata_service_uri
-        broker = PulsarBroker(process, "broker", MetadataServiceUri.parse(uri).servers, _SETTINGS)
+        ports = {"brokerServicePort": str(free_port()), "webServicePort": str(free_port())}
+        servers = MetadataServiceUri.parse(uri).servers
+        broker = PulsarBroker(process, "broker", servers, _SETTINGS | ports)
         broker.init()
         broker.start()
+        peer = None
+        if options.pulsar_spark:
+            addresses = (
+                f"pulsar://127.0.0.1:{ports['brokerServicePort']}",
+                f"http://127.0.0.1:{ports['webServicePort']}",
+            )
+            peer = stack.enter_context(PulsarSpark(Path(directory), *addresses))
         for compression in options.compressions:
             topic = f"persistent://public/default/{compression.lower()}"
             for first in range(0, options.messages, _AT_ONCE):
@@ -81,13 +98,15 @@ def main(arguments: Sequence[str] = ()) -> None:
                 broker.produce(topic, first=first, count=count, timeout_ms=600_000, **how)
             # Its ledger is closed, so that both read everything.
             broker.call("unload", topic=topic)
-            _measure(broker, spark, Path(directory), uri, topic, compression.lower(), options.messages, options.rounds)
+            name = compression.lower()
+            _measure(broker, spark, peer, Path(directory), uri, topic, name, options.messages, options.rounds)
         broker.stop()
 
 
 def _measure(
     broker: PulsarBroker,
     spark: SparkSession,
+    peer: PulsarSpark | None,
     directory: Path,
     uri: str,
     topic: str,
@@ -136,6 +155,12 @@ def _measure(
         "ceiling.pulsar_spark_columns": lambda: ceiling(_PULSAR_SPARK),
         "one_row": lambda: ceiling(_VALUE, 1),
     }
+    if peer is not None:
+        assert peer.count(topic) == messages
+        ways |= {
+            f"{_PEER}value": lambda: peer.read(topic, ["value"]),
+            f"{_PEER}pulsar_spark_columns": lambda: peer.read(topic, ["*"]),
+        }
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(rounds + 1):
         # In turn, so that other work on the machine meets all of them. The first round warms up.
@@ -154,6 +179,10 @@ def _measure(
             mine = medians[way.replace("ceiling", "spark")]
             figure(NAME, f"{name}.{way}_to_java", medians["java_reader"] / medians[way], "ratio")
             figure(NAME, f"{name}.spark_to_{way}", medians[way] / mine, "ratio")
+        elif way.startswith(_PEER):
+            same = way.replace(_PEER, "spark.")
+            figure(NAME, f"{name}.{same}_to_pulsar_spark", medians[way] / medians[same], "ratio", aim=3)
+            figure(NAME, f"{name}.pulsar_spark_cpu_to_{same}", cpus[way] / cpus[same], "ratio")
         elif way != "java_reader":
             figure(NAME, f"{name}.{way}_to_java", medians["java_reader"] / medians[way], "ratio", aim=3)
             figure(NAME, f"{name}.java_cpu_to_{way}", cpus["java_reader"] / cpus[way], "ratio", aim=3)

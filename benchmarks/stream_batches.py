@@ -1,10 +1,10 @@
 """Measures the cost of a micro-batch: compares sources and sinks in Python, in the JVM and in Kafka, in one run.
 
 A cell is a source and a sink, for example ``bookkeeper_noop``. ``rate`` (Spark's ``rate-micro-batch``) and ``noop`` run
-in the JVM; ``least`` and ``discarding`` are a minimal source and sink in Python. A tiny batch has ten rows; in an empty
-one a filter after the source removes them. All batches have one task unless the figure's name says otherwise. Reports
-``triggerExecution`` of Spark's progress after a warm-up, median and fastest, and the medians of its parts. The cells
-take turns in each round, because other load on the machine varies.
+in the JVM; ``least`` and ``discarding`` are a minimal source and sink in Python. A tiny batch has ten rows, or one for
+each of more tasks; in an empty one a filter after the source removes them. All batches have one task unless the
+figure's name says otherwise. Reports ``triggerExecution`` of Spark's progress after a warm-up, median and fastest, and
+the medians of its parts. The cells take turns in each round, because other load on the machine varies.
 
 Ratios, of medians and of the fastest, to:
   over_rate_noop     what Spark takes for a batch without any Python
@@ -38,8 +38,6 @@ from bookie_server.local import LocalCluster
 NAME: Final = "stream_batches"
 KINDS: Final = ("empty", "tiny")
 ROWS: Final = 10
-#: Uncounted batches: the first ones start processes and compile code.
-_WARM_UP: Final = 10
 _IDLE_S: Final = 5.0
 _PARTS: Final = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "commitBatch")
 
@@ -68,11 +66,13 @@ class Cell:
         return {name: peer for name, peer in peers.items() if peer != self}
 
 
-def cells(tasks: list[int], *, kafka: bool) -> list[Cell]:
+def cells(kinds: list[str], tasks: list[int], *, kafka: bool, only_rate: bool) -> list[Cell]:
     """Return the cells. ``tasks`` applies to cells with the rate source; the others have one task."""
     found = []
-    for kind in KINDS:
+    for kind in kinds:
         found += [Cell("rate", sink, kind, count) for count in tasks for sink in ("noop", "discarding", "bookkeeper")]
+        if only_rate:
+            continue
         found += [Cell("least", sink, kind) for sink in ("noop", "discarding")]
         found += [Cell("bookkeeper", sink, kind) for sink in ("noop", "bookkeeper")]
         if kafka:
@@ -81,10 +81,11 @@ def cells(tasks: list[int], *, kafka: bool) -> list[Cell]:
 
 
 class StreamBatches:
-    def __init__(self, spark: SparkSession, peers: list[Peer], batches: int) -> None:
+    def __init__(self, spark: SparkSession, peers: list[Peer], batches: int, warm_up: int) -> None:
         self._spark = spark
         self._peers = {peer.name: peer for peer in peers}
         self._batches = batches
+        self._warm_up = warm_up
         self._logs = {peer.name: self._filled(peer) for peer in peers}
         self._durations: dict[Cell, list[dict[str, int]]] = defaultdict(list)
 
@@ -96,14 +97,14 @@ class StreamBatches:
             writer = peer.write(rows, peer.new())
         else:
             writer = rows.writeStream.format(cell.sink)
-        last = _WARM_UP + self._batches - 1
+        last = self._warm_up + self._batches - 1
         query = writer.start()
         try:
             wait_until(lambda: last_batch(query) >= last, query)
             found = [one.durationMs for one in query.recentProgress if "addBatch" in one.durationMs]
         finally:
             query.stop()
-        counted = found[_WARM_UP : last + 1]
+        counted = found[self._warm_up : last + 1]
         assert len(counted) == self._batches, f"{cell}: {len(found)} batches"
         self._durations[cell] += counted
 
@@ -131,7 +132,9 @@ class StreamBatches:
             wait_until(lambda: last_batch(query) > 0, query)
             end = time.monotonic() + _IDLE_S
             wait_until(lambda: time.monotonic() > end, query)
-            found = [one.durationMs for one in query.recentProgress if "addBatch" not in one.durationMs][_WARM_UP:]
+            found = [one.durationMs for one in query.recentProgress if "addBatch" not in one.durationMs][
+                self._warm_up :
+            ]
         finally:
             query.stop()
         for part in ("triggerExecution", "latestOffset"):
@@ -141,7 +144,7 @@ class StreamBatches:
 
     def _rows(self, cell: Cell) -> DataFrame:
         if cell.source == "rate":
-            rows = rate(self._spark, ROWS, cell.tasks)
+            rows = rate(self._spark, max(ROWS, cell.tasks), cell.tasks)
         elif cell.source == "least":
             rows = self._spark.readStream.format("least").option("rows", ROWS).load()
         else:
@@ -152,7 +155,7 @@ class StreamBatches:
     def _filled(self, peer: Peer) -> str:
         """Return a log with the rows of all batches of a query."""
         log = peer.new()
-        peer.fill(log, self._numbers((_WARM_UP + self._batches) * ROWS))
+        peer.fill(log, self._numbers((self._warm_up + self._batches) * ROWS))
         return log
 
     def _numbers(self, count: int) -> DataFrame:
@@ -166,6 +169,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--batches", type=int, default=30, help="counted, of each cell in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2], help="of the cells with the rate source")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--warm-up", type=int, default=10, help="first batches of a query, which start processes")
+    parser.add_argument("--only-rate", action="store_true", help="only cells with the rate source")
     parser.add_argument("--no-kafka", action="store_true")
     parser.add_argument("--unix-sockets", action="store_true", help="spark.python.unix.domain.socket.enabled=true")
     options = parser.parse_args(arguments)
@@ -180,10 +186,10 @@ def main(arguments: list[str]) -> None:
         spark = stack.enter_context(session(directory, kafka=kafka, unix_sockets=unix_sockets))
         spark.dataSource.register(LeastSource)
         spark.dataSource.register(DiscardingSink)
-        bench = StreamBatches(spark, peers, options.batches)
+        bench = StreamBatches(spark, peers, options.batches, options.warm_up)
         for _ in range(options.rounds):
-            for cell in cells(options.tasks, kafka=kafka):
+            for cell in cells(options.kinds, options.tasks, kafka=kafka, only_rate=options.only_rate):
                 bench.run(cell)
         bench.report(unix_sockets=unix_sockets)
-        for peer in peers:
+        for peer in [] if options.only_rate else peers:
             bench.idle(peer, unix_sockets=unix_sockets)
