@@ -131,6 +131,8 @@ def _local(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(
             f"--bookies must be from 1 to {MAX_BOOKIES}, not {arguments.bookies}: without one nothing can be written"
         )
+    if not arguments.dir.strip():
+        raise InvalidArgumentError("--dir is empty: name the directory of the cluster")
     directory, settings = Path(arguments.dir).absolute(), {"autoRecoveryDaemonEnabled": "true"}
     if arguments.tls:
         certificates.prepare(directory)

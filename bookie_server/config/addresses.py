@@ -52,7 +52,7 @@ def _advertised_host(conf: ConfFile) -> str:
     try:
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError) as error:  # ValueError: no host can have that name
-        raise conf.error("advertisedAddress", f"{host!r} does not resolve") from error
+        raise conf.error("advertisedAddress", f"{host!r} does not resolve to an IPv4 address") from error
     if loopback and not conf.flag("allowLoopback", False):
         raise conf.error(
             "advertisedAddress",

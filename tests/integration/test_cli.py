@@ -81,6 +81,7 @@ def kept_signals() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        (["local", "--bookies", "1", "--dir", ""], 1, "--dir is empty: name the directory of the cluster"),
         (["local", "--bookies", "-1", "--dir", "{dir}"], 1, "--bookies must be from 1 to 64, not -1"),
         (
             ["local", "--bookies", "0", "--dir", "{dir}"],

@@ -42,6 +42,12 @@ def test_parse(text: str, servers: str, root: str, layout: str | None) -> None:
         pytest.param("zk://h:" + "9" * 5_000 + "/ledgers", id="a port of many digits"),
         "zk://:2181/ledgers",
         "zk://h//ledgers",
+        "zk://[::1:2181/ledgers",
+        "zk://[h]:2181/ledgers",
+        "zk://h h:2181/ledgers",
+        "zk://user@h:2181/ledgers",
+        "zk://h..example.org/ledgers",
+        pytest.param(f"zk://{'h' * 64}:2181/ledgers", id="a label of many letters"),
         "zk://h/a//b",
         "zk+FLAT://h/ledgers",
     ],
@@ -49,6 +55,13 @@ def test_parse(text: str, servers: str, root: str, layout: str | None) -> None:
 def test_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="metadataServiceUri"):
         MetadataServiceUri.parse(text)
+
+
+@pytest.mark.parametrize("server", ["::1:2181", "::1", "fe80::1%eth0:2181"])
+def test_an_ipv6_address_needs_brackets(server: str) -> None:
+    """kazoo raised an error of its own, when the client or the bookie had begun."""
+    with pytest.raises(InvalidArgumentError, match=r"in brackets, as in \[::1\]:2181"):
+        MetadataServiceUri.parse(f"zk://{server}/ledgers")
 
 
 @pytest.mark.parametrize("layout", ["ms", "legacyhierarchical", "nonsense"])

@@ -16,6 +16,8 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 _URI: Final = re.compile(r"zk(?:\+(?P<layout>[a-z]+))?://(?P<servers>[^/]+)(?P<root>/.*)?")
 _PORT: Final = re.compile("[0-9]{1,5}")
+#: A name, an IPv4 address, or an IPv6 address in brackets.
+_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[^\s\[\]]+)?\]|[^\s\[\]:@?#%]+")
 _LAYOUTS: Final = ("flat", "hierarchical", "longhierarchical")
 _DEFAULT_ROOT: Final = "/ledgers"
 _DEFAULT_PORT: Final = 2181
@@ -63,7 +65,12 @@ class MetadataServiceUri:
 def _with_port(text: str, server: str) -> str:
     host, colon, port = server.rpartition(":")
     if not colon or server.endswith("]"):
-        return f"{server}:{_DEFAULT_PORT}"
-    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise InvalidArgumentError(f"metadataServiceUri {text!r}: {server!r} is not host:port")
-    return server
+        host, port = server, str(_DEFAULT_PORT)
+    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        hint = ": an IPv6 address stands in brackets, as in [::1]:2181" if ":" in host else ""
+        raise InvalidArgumentError(f"metadataServiceUri {text!r}: {server!r} is not host:port{hint}")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise InvalidArgumentError(f"metadataServiceUri {text!r}: no host can have the name {host!r}") from None
+    return f"{host}:{port}"
