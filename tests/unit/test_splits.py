@@ -13,6 +13,7 @@ import pytest
 from bk_spark.log.entries.pieces import PIECE_BYTES, Piece, Pieces, cut_splits
 from bk_spark.log.formats.segment import Segment, SegmentTable
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.errors import InvalidArgumentError
 
 MIB = 1 << 20
 
@@ -181,6 +182,18 @@ def test_min_splits_holds_where_entries_are_empty_or_uneven() -> None:
 
 def test_many_empty_entries_are_not_one_task() -> None:
     assert len(_cut([_piece(1, 0, 10_000_000 - 1, 1)], 32 * MIB)) == 10
+
+
+def test_a_read_has_a_bounded_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a list that is damaged or forged, too: a few segments may claim any size. And with tiny splits by mistake."""
+    monkeypatch.setattr("bk_spark.log.entries.pieces.MAX_SPLITS", 1_000)
+    claims = [Piece(number, 0, (1 << 40) - 1, (1 << 46) - 1, 1 << 40, "a", number << 40, 0) for number in range(100)]
+    splits = cut_splits(Pieces.of(claims), 1024)
+    assert len(splits) == 1_000
+    assert sum(int(split.entries.sum()) for split in splits) == 100 << 40
+    assert len(cut_splits(Pieces.of([_piece(1, 0, 1_999, 2_000 * MIB)]), MIB, 1_500)) == 1_500, "as asked for"
+    with pytest.raises(InvalidArgumentError, match=r"maxRecordsPerPartition.* make \d+ tasks, more than 1000000"):
+        cut_splits(Pieces.of(claims), MIB, max_split_rows=10)
 
 
 def test_a_long_list_is_cut_soon() -> None:

@@ -145,7 +145,12 @@ class SourceOptions(PulsarOptions):
         "([schemas.md](schemas.md)). By default such data is refused.",
     )
     split_bytes: int = option(
-        "splitBytes", "32m", size(1024, 2**40), Use.READ, Group.TASKS, "Approximate bytes of entries per task."
+        "splitBytes",
+        "32m",
+        size(1024, 2**40),
+        Use.READ,
+        Group.TASKS,
+        "Approximate bytes of entries per task. They are more if a read had more than 100,000 tasks otherwise.",
     )
     min_partitions: int = option(
         "minPartitions", "1", whole(1, 1_000_000), Use.READ, Group.TASKS, "Lower bound of the number of tasks."

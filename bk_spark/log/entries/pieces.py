@@ -13,12 +13,17 @@ import numpy.typing as npt
 from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRanges
 
 #: Fixed cost of a piece in bytes, on top of its size: it may need a separate request to a bookie.
 PIECE_BYTES: Final = 1024
 #: As a share of a split's size: a cut this close to a piece's end moves to that end.
 _NEAR: Final = 0.05
+#: Larger splits instead of more, unless the caller asks for more. A split takes a kilobyte or two.
+MAX_SPLITS: Final = 100_000
+#: Whoever bounds the rows of a split gets no more than this.
+_MOST_SPLITS: Final = 1_000_000
 #: In place of a log, an offset or a time when a ledger is read without a log.
 NO_LOG: Final = -1
 
@@ -196,8 +201,11 @@ def cut_splits(
     pieces: Pieces, split_bytes: int, min_splits: int = 1, max_split_rows: int | None = None
 ) -> list[Pieces]:
     """Cut neighbouring pieces, in order, into splits of about ``split_bytes`` (payload, entry headers and
-    ``PIECE_BYTES`` per piece). Returns at least ``min_splits`` if there are enough entries. No split has more than
-    ``max_split_rows``. An entry is never cut."""
+    ``PIECE_BYTES`` per piece), or larger ones if these were more than MAX_SPLITS. Returns at least ``min_splits`` if
+    there are enough entries. No split has more than ``max_split_rows``. An entry is never cut.
+
+    Raises InvalidArgumentError if ``max_split_rows`` makes far too many.
+    """
     if not len(pieces):
         return []
     entries = _running_sum(pieces.entries)
@@ -207,7 +215,7 @@ def cut_splits(
     weights = _running_sum(costs)
     all_entries, all_bytes = int(entries[-1]), int(weights[-1])
     # Make all splits the same size, so that the last task does not get a tiny rest.
-    count = min(max(-(-all_bytes // split_bytes), min_splits), all_entries)
+    count = min(max(min(-(-all_bytes // split_bytes), MAX_SPLITS), min_splits), all_entries)
     numbers = np.arange(1, count)
     cuts = _cuts(entries, weights, numbers, all_bytes / count)
     # Each split has at least one entry.
@@ -235,6 +243,11 @@ def _cut_by_rows(ends: Int64s, entries: Int64s, rows: Int64s, max_rows: int) -> 
     """Add to ``ends`` so that no split has more than ``max_rows``, as far as rows are known."""
     rows_at = np.interp(ends, entries, rows)
     shares = np.ceil(np.diff(rows_at) / max_rows).astype(np.int64)
+    if (count := int(np.maximum(shares, 1).sum())) > _MOST_SPLITS:
+        raise InvalidArgumentError(
+            f"{int(rows[-1])} rows with at most {max_rows} in a task (maxRecordsPerPartition) make {count} tasks, more "
+            f"than {_MOST_SPLITS}: raise it, or read fewer rows"
+        )
     found = [ends]
     for index in np.flatnonzero(shares > 1).tolist():
         targets = np.linspace(rows_at[index], rows_at[index + 1], int(shares[index]) + 1)[1:-1]
