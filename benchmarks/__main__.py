@@ -38,6 +38,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "stalled_peers": ["--quick"],
     "stream_batches": [],
     "stream_latency": [],
+    "task_memory": ["--rounds", "1", "--scale", "0.2"],
     "tiny_segments": [],
     "tls": [],
     "transports": [],

@@ -8,6 +8,7 @@ rounds is printed. Processor time is less disturbed by other work than time is.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds, spark_workers
 from benchmarks.report import figure
 from benchmarks.spark_session import session
 from bookie_server.local import LocalCluster
@@ -89,21 +90,10 @@ def _run(uri: str, jobs: int) -> None:
 def _workers_s() -> float:
     """Processor seconds so far of the workers for tasks."""
     total_s = 0.0
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"pyspark.worker" in (path / "cmdline").read_bytes() and _is_ours(int(path.name)):
-                total_s += cpu_seconds(int(path.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
+    for pid in spark_workers():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            total_s += cpu_seconds(pid)
     return total_s
-
-
-def _is_ours(pid: int) -> bool:
-    while pid > 1:
-        if pid == os.getpid():
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return False
 
 
 if __name__ == "__main__":

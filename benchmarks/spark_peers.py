@@ -202,6 +202,22 @@ def random_values(size: int, count: int) -> pa.Table:
     return pa.table({"value": value.cast(pa.binary())})
 
 
+def rows_of(name: str, scale: float) -> pa.Table:
+    """The rows of a frame."""
+    if name != "flights":
+        size, rows = RAW_SIZES[name]
+        return random_values(size, int(rows * scale))
+    copies = max(1, round(FLIGHTS_COPIES * scale))
+    return pa.concat_tables([pa.Table.from_pandas(flights(), preserve_index=False)] * copies)
+
+
+def saved(table: pa.Table, file: Path) -> Path:
+    """Write a frame as an Arrow file, in batches as Spark makes them."""
+    with pa.ipc.new_file(str(file), table.schema) as out:
+        out.write_table(table, max_chunksize=_ROWS_OF_A_BATCH)
+    return file
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="benchmarks spark_peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -226,15 +242,8 @@ def main(arguments: list[str]) -> None:
         spark.dataSource.register(MemorySource)
         spark.dataSource.register(DiscardingSink)
         for name in options.frames:
-            if name == "flights":
-                copies = max(1, round(FLIGHTS_COPIES * options.scale))
-                table = pa.concat_tables([pa.Table.from_pandas(flights(), preserve_index=False)] * copies)
-            else:
-                size, rows = RAW_SIZES[name]
-                table = random_values(size, int(rows * options.scale))
-            file = directory / f"{name}.arrow"
-            with pa.ipc.new_file(str(file), table.schema) as out:
-                out.write_table(table, max_chunksize=_ROWS_OF_A_BATCH)
+            table = rows_of(name, options.scale)
+            file = saved(table, directory / f"{name}.arrow")
             peers = Peers(spark, cluster, kafka, file, value_alone=options.value_alone)
             measure(name, table, spark, peers, options.rounds)
     figure(NAME, "conditions.cores", os.cpu_count() or 0, "cores")

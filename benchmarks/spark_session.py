@@ -11,7 +11,9 @@ from pyspark.sql import SparkSession
 from benchmarks.kafka_broker import connector_jars
 
 
-def session(directory: Path, *, kafka: bool = False, unix_sockets: bool = False) -> SparkSession:
+def session(
+    directory: Path, *, kafka: bool = False, unix_sockets: bool = False, reuses_workers: bool = True
+) -> SparkSession:
     """Start a session. A context manager.
 
     Parameters
@@ -19,6 +21,7 @@ def session(directory: Path, *, kafka: bool = False, unix_sockets: bool = False)
     directory : for checkpoints and all other files.
     kafka : whether to load Spark's Kafka connector.
     unix_sockets : whether the JVM and Python communicate over Unix sockets; Spark's default is TCP.
+    reuses_workers : whether a Python process runs one task after the other, as by default.
     """
     # Spark's workers must use the Python that runs this.
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -35,6 +38,7 @@ def session(directory: Path, *, kafka: bool = False, unix_sockets: bool = False)
         "spark.sql.streaming.checkpointLocation": str(directory / "checkpoints"),
         "spark.sql.streaming.numRecentProgressUpdates": 10_000,
         "spark.python.unix.domain.socket.enabled": unix_sockets,
+        "spark.python.worker.reuse": reuses_workers,
     }
     if kafka:
         settings["spark.jars"] = connector_jars()
