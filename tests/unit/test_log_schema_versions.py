@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import time
 from typing import Any, Final
 
 import pytest
@@ -246,6 +247,22 @@ def test_the_version_of_columns_is_the_latest_that_has_exactly_them() -> None:
 def test_what_would_lose_data_is_refused(written: list[dict[str, Any]], text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=text):
         HISTORY.grown(schema_json_of(written), 7, ANY, "flights")
+
+
+def test_wide_schemas_of_many_versions_are_compared_soon() -> None:
+    """A job that does not know what others added took half a second for each version of 2,000 columns."""
+    first = schema(**{f"column_{number}": "long" for number in range(2_000)})
+    added = [
+        SchemaChange(number, ((2_000 + number, json_of(columns(**{f"new_{number}": "long"})[0])),))
+        for number in range(300)
+    ]
+    history = SchemaHistory(first, tuple(added))
+    began = time.process_time()
+    assert history.version_of(first, ANY) == 0
+    assert history.version_of(history.at(299), ANY) == 299
+    assert len(merged(fields_of(first), fields_of(history.current_json), ANY)) == 2_300
+    assert first_missing(fields_of(first), fields_of(history.current_json), ANY) is None
+    assert time.process_time() - began < 2
 
 
 def test_versions_are_bounded() -> None:

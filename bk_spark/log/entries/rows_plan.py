@@ -8,7 +8,7 @@ from bk_spark.log.entries.columns import Schema, stored_schema
 from bk_spark.log.entries.schema_checks import check_same_columns
 from bk_spark.log.entries.schema_text import parse_schema, schema_text
 from bk_spark.log.formats.schema_history import SchemaHistory
-from bk_spark.log.formats.schema_merge import Names, fields_of, schema_json_of
+from bk_spark.log.formats.schema_merge import Names, Positions, fields_of, schema_json_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ def plan_rows(schemas: SchemaHistory, written: Schema, names: Names, log: str, *
     names = names.for_fields(fields_of(schemas.current_json))
     if merge:
         grown = schemas.grown(schema_text(stored_schema(written)), 0, names, log)
-        own = fields_of(schema_text(written))
-        fields = [one for one in fields_of(grown.current_json) if names.find(own, one["name"]) is not None]
+        own = Positions(fields_of(schema_text(written)), names)
+        fields = [one for one in fields_of(grown.current_json) if own.find(one["name"]) is not None]
         return RowsPlan(parse_schema(schema_json_of(fields)), grown.version, names)
     version = schemas.version_of(schema_text(written), names)
     if version is None:

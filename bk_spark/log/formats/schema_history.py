@@ -7,6 +7,7 @@ whole. So a version takes as many bytes as the columns that it touches, and none
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from bk_spark.log.formats.schema_merge import (
     JsonField,
     JsonType,
     Names,
+    check_names_differ,
     field_of,
     fields_of,
     first_missing,
@@ -82,13 +84,11 @@ class SchemaHistory:
 
     def versions(self) -> list[SchemaVersion]:
         """Return all versions, oldest first. Raises as :meth:`at`."""
-        found = [SchemaVersion(0, self.first_json)]
-        if self.changes:
-            fields = fields_of(self.first_json)
-            for number, change in enumerate(self.changes, 1):
-                _apply(change, fields)
-                found.append(SchemaVersion(number, schema_json_of(fields), change.time_ms))
-        return found
+        later = zip(self.changes, list(self._fields())[1:], strict=True)
+        return [
+            SchemaVersion(0, self.first_json),
+            *(SchemaVersion(n, schema_json_of(fields), change.time_ms) for n, (change, fields) in enumerate(later, 1)),
+        ]
 
     def grown(self, written_json: str, time_ms: int, names: Names, log: str) -> SchemaHistory:
         """Return a history whose current version can hold rows with the columns ``written_json``: this one, or one with
@@ -128,11 +128,22 @@ class SchemaHistory:
     def version_of(self, written_json: str, names: Names) -> int | None:
         """Return the latest version that has exactly the columns ``written_json``, in any order, or None."""
         written = fields_of(written_json)
-        names = names.for_fields(fields_of(self.current_json))
-        for one in reversed(self.versions()):
-            if same_fields(fields_of(one.schema_json), written, names):
-                return one.number
+        versions = list(self._fields())
+        names = names.for_fields(versions[-1])
+        check_names_differ(written, names)
+        for number, fields in reversed(list(enumerate(versions))):
+            if len(fields) == len(written) and same_fields(fields, written, names):
+                return number
         return None
+
+    def _fields(self) -> Iterator[list[JsonField]]:
+        """Yield the columns of each version, oldest first. Versions share the columns that they have in common."""
+        fields = fields_of(self.first_json)
+        yield fields
+        for change in self.changes:
+            fields = list(fields)
+            _apply(change, fields)
+            yield fields
 
 
 def changed_columns(before_json: str, after_json: str) -> list[str]:

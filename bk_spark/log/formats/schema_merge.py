@@ -56,19 +56,32 @@ class Names:
         """Return the form of ``name`` in which equal names are equal texts."""
         return name if self.case_sensitive else name.lower()
 
-    def find(self, fields: Sequence[JsonField], name: str) -> int | None:
-        """Return the position of the field called ``name``, or None. An exact match takes precedence."""
-        other = None
-        for position, one in enumerate(fields):
-            if one["name"] == name:
-                return position
-            if other is None and self.key(one["name"]) == self.key(name):
-                other = position
-        return other
-
     def for_fields(self, fields: Sequence[JsonField]) -> Names:
         """Return how names are compared with those of ``fields``: exactly, if two of them differ only by case."""
         return EXACT if not self.case_sensitive and _has_twins(fields) else self
+
+
+class Positions:
+    """Where the field of each name is, so that fields can be looked up without a search for each."""
+
+    def __init__(self, fields: Iterable[JsonField], names: Names) -> None:
+        self._names = names
+        self._exact: dict[str, int] = {}
+        self._by_key: dict[str, int] = {}
+        self._count = 0
+        for one in fields:
+            self.append(one["name"])
+
+    def append(self, name: str) -> None:
+        """Note the name of the field after the last one."""
+        self._exact.setdefault(name, self._count)
+        self._by_key.setdefault(self._names.key(name), self._count)
+        self._count += 1
+
+    def find(self, name: str) -> int | None:
+        """Return the position of the field called ``name``, or None. An exact match takes precedence."""
+        exact = self._exact.get(name)
+        return self._by_key.get(self._names.key(name)) if exact is None else exact
 
 
 #: Names as entries have them: exactly those of the log's columns.
@@ -117,6 +130,16 @@ def merged(stored: Sequence[JsonField], written: Sequence[JsonField], names: Nam
         return _merged_fields(stored, written, names, "")
     except RecursionError as error:
         raise InvalidArgumentError("the schema nests too deeply: use fewer levels") from error
+
+
+def check_names_differ(written: Iterable[JsonField], names: Names) -> None:
+    """Raise InvalidArgumentError for two columns of one name."""
+    known: dict[str, str] = {}
+    for one in written:
+        key = names.key(one["name"])
+        if key in known:
+            raise _twice(known[key], one["name"])
+        known[key] = one["name"]
 
 
 def first_missing(
@@ -195,12 +218,14 @@ def _merged_fields(
     stored: Sequence[JsonField], written: Sequence[JsonField], names: Names, path: str
 ) -> list[JsonField]:
     fields = list(stored)
+    positions = Positions(fields, names)
     taken: dict[int, str] = {}
     for one in written:
-        position = names.find(fields, one["name"])
+        position = positions.find(one["name"])
         if position is None:
             position = len(fields)
             fields.append(_nullable_field(one))
+            positions.append(one["name"])
         elif position in taken:
             raise _twice(f"{path}{taken[position]}", f"{path}{one['name']}")
         else:
@@ -220,8 +245,9 @@ def _all_same(fields: Sequence[JsonField], stored: Sequence[JsonField]) -> bool:
 def _missing(
     stored: Sequence[JsonField], written: Sequence[JsonField], names: Names, path: str
 ) -> Iterator[tuple[str, JsonType]]:
+    positions = Positions(written, names)
     for one in stored:
-        position = names.find(written, one["name"])
+        position = positions.find(one["name"])
         if position is None:
             yield f"{path}{one['name']}", one["type"]
         else:
