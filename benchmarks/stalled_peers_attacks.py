@@ -121,11 +121,13 @@ async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     count = FENCES // _FENCES_PER_CONNECTION
     peers = [await attacker.connect() for _ in range(count)]
 
-    async def fence(number: int, peer: socket.socket) -> None:
+    def frames(number: int) -> bytes:
         first = _FIRST_UNKNOWN_LEDGER + number * _FENCES_PER_CONNECTION
-        data = b"".join(
+        return b"".join(
             wire_v2.read_requests(first + i, [0], FlagV2.FENCING, KEY) for i in range(_FENCES_PER_CONNECTION)
         )
+
+    async def fence(data: bytes, peer: socket.socket) -> None:
         sending = asyncio.ensure_future(send(peer, data, 60))
         with contextlib.suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(peer, 1 << 16):
@@ -133,9 +135,10 @@ async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
         await sending
 
     async def begin() -> None:
-        for number, peer in enumerate(peers):
-            tasks.append(asyncio.create_task(fence(number, peer)))
+        for data, peer in requests:
+            tasks.append(asyncio.create_task(fence(data, peer)))
 
+    requests = [(frames(number), peer) for number, peer in enumerate(peers)]
     tasks: list[asyncio.Task[None]] = []
     return begin
 

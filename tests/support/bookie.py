@@ -61,6 +61,9 @@ class BookieProcess:
         self.open_files: int | None = None
         #: The checkout whose code runs.
         self.tree = _REPOSITORY
+        #: Whether it shares pages with the process from which it is forked. It starts sooner, and then copies each page
+        #: that it changes, so it must not where latencies are measured.
+        self.forked = True
         #: The longest file it may write, if limited.
         self.file_bytes: int | None = None
         self.lines: list[str] = []
@@ -95,7 +98,7 @@ class BookieProcess:
         limits = {"-n": self.open_files, "-f": None if self.file_bytes is None else self.file_bytes // 512}
         asked = "".join(f"ulimit {option} {value}; " for option, value in limits.items() if value is not None)
         limited = ["sh", "-c", f'{asked}exec "$@"', "sh"] if asked else []
-        start = subprocess.Popen if asked or self.tree != _REPOSITORY else ForkedBookie
+        start = ForkedBookie if self.forked and not asked and self.tree == _REPOSITORY else subprocess.Popen
         self._process = start(
             [*limited, sys.executable, "-m", "bookie_server", self.command, "--conf", str(conf)],
             cwd=self.tree,

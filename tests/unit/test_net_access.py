@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from bk_spark.protocol.wire.start_tls import start_tls_request
 from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.net.common.access.certificates import names_in
 from bookie_server.net.common.access.front_access import FrontAccess
+from bookie_server.net.common.access.login_pauses import LoginPauses
 from bookie_server.net.common.limits import NetConfig
 from tests.support.bookie import add_frame
 from tests.support.certificates import identity
@@ -208,6 +211,35 @@ def test_a_wrong_login_is_answered_and_the_connection_closed(
     run(test)
     assert "login failed: " in caplog.text
     assert password not in caplog.text
+
+
+@pytest.mark.parametrize("v2", [True, False], ids=["v2", "v3"])
+def test_n1_a_wrong_login_is_answered_after_a_while(sasl: FrontAccess, v2: bool) -> None:
+    """Whoever guesses passwords and waits for each answer costs little."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), access=sasl) as served:
+            peer = await served.connect()
+            talk = Talk(peer, v2=v2)
+            response = await talk.response(await talk.say(b""), "bookkeeper", "brass")
+            begun = time.monotonic()
+            await peer.send(auth_request(AuthMessage("sasl", response), v2=v2))
+            if not v2:
+                await peer.body()
+                assert time.monotonic() - begun >= 0.25
+            assert await peer.closed()
+            assert time.monotonic() - begun >= 0.25
+
+    run(test)
+
+
+def test_n1_pauses_after_failed_logins_are_spread() -> None:
+    """Guesses that came together do not come together again."""
+    pauses = LoginPauses()
+    numbers = sorted(pauses.next_s() for _ in range(100))
+    assert numbers[0] >= 0.25
+    assert numbers[-1] <= 0.75
+    assert max(b - a for a, b in itertools.pairwise(numbers)) < 0.02
 
 
 def test_nothing_is_obeyed_before_a_login(sasl: FrontAccess) -> None:

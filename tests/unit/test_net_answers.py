@@ -15,6 +15,7 @@ from bookie_server.net.common.fair_slots import FairSlots
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.common.load import Load
 from bookie_server.net.native.answers import Answers, send_together
+from bookie_server.net.native.slices import SLICE_BYTES, Slices
 from tests.support.front import MIB, Front, HeldBookie, Peer, front, reads, run, until
 
 
@@ -48,13 +49,14 @@ class Transport:
 def test_small_answers_are_one_write_and_large_ones_are_not_copied() -> None:
     async def test() -> None:
         load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
-        answers, transport = Answers(load, FairSlots(8), 64 * 1024), Transport()
+        answers, transport = Answers(load, FairSlots(8), Slices(), 64 * 1024), Transport()
         answers.begin(cast(asyncio.Transport, transport))
         answers.send(b"a", b"b")
         answers.send(b"c")
         await asyncio.sleep(0)
         assert transport.writes == [b"abc"]
         transport.writes.clear()
+        answers.has_read()
         large = memoryview(bytes(MIB))
         answers.send(b"a", b"b", large, b"c" * 100_000, b"d" * 100_000, b"e")
         await asyncio.sleep(0)
@@ -104,7 +106,7 @@ def test_the_first_bytes_of_a_large_answer_do_not_go_out_alone() -> None:
 def test_where_one_call_sends_many_buffers_fewer_are_copied(size: int, copied: bool) -> None:
     async def test() -> None:
         with Pair() as pair:
-            answers = Answers(Load(NetConfig(), lambda: None, lambda: None, lambda: 0), FairSlots(8), MIB)
+            answers = Answers(Load(NetConfig(), lambda: None, lambda: None, lambda: 0), FairSlots(8), Slices(), MIB)
             answers.begin(cast(asyncio.Transport, pair.transport))
             pair.transport.buffered_bytes = 1  # so the transport gets the buffers that the call would get
             entry = memoryview(bytes(size))
@@ -162,11 +164,78 @@ def test_bytes_go_past_the_transport_only_without_tls(tls: object) -> None:
     async def test() -> None:
         load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
         with Pair(sslcontext=tls) as pair:
-            answers = Answers(load, FairSlots(8), 64 * 1024)
+            answers = Answers(load, FairSlots(8), Slices(), 64 * 1024)
             answers.begin(cast(asyncio.Transport, pair.transport))
+            answers.has_read()
             answers.send(b"a", b"b" * 140_000)
             await asyncio.sleep(0)
             assert (pair.received()[:2], len(pair.transport.writes)) == ((b"ab", 0) if tls is None else (b"", 2))
+
+    run(test)
+
+
+def answers_to(transport: Transport, slices: Slices) -> tuple[Answers, Load]:
+    load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
+    answers = Answers(load, FairSlots(8), slices, 64 * 1024)
+    answers.begin(cast(asyncio.Transport, transport))
+    return answers, load
+
+
+def test_n1_large_answers_to_peers_of_which_nobody_knows_whether_they_read_go_out_a_little_in_a_turn() -> None:
+    async def test() -> None:
+        slices, transports = Slices(), [Transport() for _ in range(20)]
+        answers = [answers_to(transport, slices)[0] for transport in transports]
+        entry = bytes(range(256)) * 4096
+        for one in answers:
+            one.send(b"head", memoryview(entry))
+            one.flush()  # the first slices
+            one.send(b"tail")
+        before = len(transports)
+        while any(not one.all_taken for one in answers):
+            await asyncio.sleep(0)
+            handed_over = sum(map(len, (transport.writes for transport in transports)))
+            assert handed_over - before <= 6  # two slices; in one turn each also joins the small buffers
+            before = handed_over
+        await asyncio.sleep(0)
+        for transport in transports:
+            assert b"".join(transport.writes) == b"head" + entry + b"tail"
+            assert max(map(len, transport.writes)) <= SLICE_BYTES
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_part", [False, True], ids=["own_memory", "part_of_larger_memory"])
+def test_n1_answers_wait_without_a_copy_for_peers_that_do_not_read_unless_they_hold_more_memory(is_part: bool) -> None:
+    async def test() -> None:
+        transport = Transport()
+        answers, load = answers_to(transport, Slices())
+        answers.send(memoryview(bytes(8 * MIB if is_part else MIB))[:MIB])
+        answers.flush()
+        answers.held_back()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(b"".join(transport.writes)) == (MIB if is_part else 2 * SLICE_BYTES)
+        assert load.unsent_bytes == (0 if is_part else MIB - 2 * SLICE_BYTES)  # this transport takes everything
+        answers.go_on()
+        await asyncio.wait_for(answers.wait_taken(), 60)
+        assert len(b"".join(transport.writes)) == MIB
+        assert load.unsent_bytes == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["finish", "end"])
+def test_what_is_left_of_slices_when_a_connection_ends(how: str) -> None:
+    async def test() -> None:
+        transport = Transport()
+        answers, load = answers_to(transport, Slices())
+        answers.send(bytes(MIB))
+        answers.flush()
+        answers.held_back()
+        getattr(answers, how)()
+        assert len(b"".join(transport.writes)) == (MIB if how == "finish" else SLICE_BYTES)
+        assert load.unsent_bytes == 0
+        await asyncio.wait_for(answers.wait_taken(), 60) if how == "end" else None
 
     run(test)
 

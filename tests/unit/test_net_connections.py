@@ -315,10 +315,9 @@ def test_n1_a_newcomer_with_a_request_waits_for_few_turns_of_the_event_loop() ->
     run(test)
 
 
-def test_n1_while_requests_wait_in_line_newcomers_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n1_newcomers_come_one_by_one() -> None:
     async def test() -> None:
         async with front(NetConfig(), HeldBookie()) as here:
-            monkeypatch.setattr("bookie_server.net.common.turns.Turns.waiting", 1)
             peers = [await here.connect() for _ in range(50)]
             turns = Turns()
             by_turn = count_joins(here, turns)
@@ -332,9 +331,7 @@ def test_n1_while_requests_wait_in_line_newcomers_come_one_by_one(monkeypatch: p
     run(test)
 
 
-def begun(
-    listener: socket.socket, spoke: Callable[[Newcomer], None], *, crowded: bool
-) -> tuple[list[Newcomer], Newcomers]:
+def begun(listener: socket.socket, spoke: Callable[[Newcomer], None]) -> tuple[list[Newcomer], Newcomers]:
     """Newcomers to ``listener``, and a list of those that have not spoken."""
     came: list[Newcomer] = []
     newcomers = Newcomers(
@@ -342,7 +339,6 @@ def begun(
         came=lambda newcomer: not came.append(newcomer),
         spoke=spoke,
         left=came.remove,
-        crowded=lambda: crowded,
     )
     newcomers.start()
     return came, newcomers
@@ -362,7 +358,7 @@ def test_n1_who_comes_after_a_burst_does_not_wait_for_its_end_and_who_came_first
                 if len(spoke) == 10:  # in the middle of the burst
                     late.sendall(b"x")
 
-            came, newcomers = begun(listener, note, crowded=False)
+            came, newcomers = begun(listener, note)
             burst = [peers.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
             late = peers.enter_context(socket.create_connection(("127.0.0.1", port)))
             await until(lambda: len(came) == 101)
@@ -386,7 +382,7 @@ def test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_an
 
         with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as peers:
             address = listener.getsockname()
-            came, newcomers = begun(listener, note, crowded=True)
+            came, newcomers = begun(listener, note)
             burst = [peers.enter_context(socket.create_connection(address)) for _ in range(800)]
             await until(lambda: len(came) == len(burst))
             for peer in burst[:400]:

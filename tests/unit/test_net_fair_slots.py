@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 
 import pytest
 
@@ -10,9 +12,10 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.wire import wire_v2
 from bookie_server.entry_reader import ReadPart
-from bookie_server.net.common.fair_slots import HALF_LIFE_S, FairSlots, Share
+from bookie_server.net.common.fair_slots import HALF_LIFE_S, FairSlots, Room, Share
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native import server as native
+from bookie_server.net.native.connection import NativeConnection
 from tests.support.front import MIB, HeldBookie, Peer, front, reads, run, until
 
 
@@ -87,6 +90,54 @@ def test_who_gives_up_leaves_its_slot_to_others() -> None:
             for task in tasks[::2]:
                 task.cancel()
             await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+
+    run(test)
+
+
+def test_n1_those_who_waited_for_room_begin_a_few_in_a_turn() -> None:
+    async def test() -> None:
+        slots, room, turns = FairSlots(8), Room(), Turns()
+        begun: dict[int, int] = {}
+
+        async def work() -> None:
+            async with slots.slot(Share(HALF_LIFE_S), room) as slot:
+                slot.bytes = 128 * 1024
+                begun[turns.count] = begun.get(turns.count, 0) + 1
+
+        room.clear()
+        tasks = [asyncio.create_task(work()) for _ in range(255)]
+        async with slots.slot(Share(HALF_LIFE_S)):
+            pass  # who needs no room does not wait for it
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not begun
+        room.set()
+        await asyncio.gather(*tasks)
+        assert max(begun.values()) <= 2
+        turns.stop()
+
+    run(test)
+
+
+def test_n1_those_who_give_up_without_room_do_not_stay_in_line() -> None:
+    async def test() -> None:
+        slots, room = FairSlots(8), Room()
+
+        async def work() -> None:
+            async with slots.slot(Share(HALF_LIFE_S), room):
+                pass
+
+        room.clear()
+        for _ in range(50):
+            tasks = [asyncio.create_task(work()) for _ in range(100)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        given_up = [one for one in gc.get_objects() if isinstance(one, asyncio.Future) and one.cancelled()]
+        assert len(given_up) < 2000
+        room.set()
+        await asyncio.wait_for(work(), 60)
 
     run(test)
 
@@ -168,5 +219,25 @@ def test_n1_who_has_stalled_longest_is_closed_at_once_when_others_wait_for_room(
             assert here.server.shared.stalled_peers > 0
             assert here.server.connection_count > 1  # no more of them than need be
             assert await honest.codes(7) == [Code.OK] * 7
+
+    run(test)
+
+
+def test_n1_stalled_connections_are_closed_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        closed, turns, real = Counter[int](), Turns(), NativeConnection.abort_stalled
+
+        def abort_stalled(connection: NativeConnection) -> None:
+            closed[turns.count] += 1
+            real(connection)
+
+        monkeypatch.setattr(NativeConnection, "abort_stalled", abort_stalled)
+        config = NetConfig(max_unsent_bytes=40 * MIB, stalled_peer_timeout_ms=1)
+        async with front(config, HeldBookie(entry_bytes=MIB)) as here:
+            for _ in range(30):  # more than half of the bytes that may be unsent
+                await (await here.connect(receive_bytes=4096)).send(wire_v2.read_requests(1, range(2)))
+            await until(lambda: closed.total() >= 10)
+            assert max(closed.values()) <= 2
+            turns.stop()
 
     run(test)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -81,3 +84,20 @@ def test_detached_frames_outlive_the_next_receive() -> None:
     kept = frames.detached()
     assert receive(receiving, frame(b"x" * 12)) == [b"x" * 12]
     assert [bytes(body) for body in kept] == [b"one", b"three"]
+
+
+def test_n1_large_frames_take_memory_page_by_page() -> None:
+    """With huge pages the first bytes of each frame would take two megabytes, and up to 5 ms."""
+    common = CommonBuffer(16 << 20, 512)
+    receivings = [Receiving(common) for _ in range(10)]
+    beginning = frame(bytes(8_000_000))[:1000]
+    before = _resident_bytes()
+    for receiving in receivings:
+        receive(receiving, beginning)
+        receiving.give_room(4_000_000)
+        memoryview(receiving.get_buffer().obj)[3_000_000] = 1  # somewhere behind the first boundary of huge pages
+    assert _resident_bytes() - before < 10_000_000
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * resource.getpagesize()

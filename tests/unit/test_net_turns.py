@@ -100,7 +100,7 @@ def test_what_is_received_at_once_has_a_bounded_time_too() -> None:
         for _ in range(3):
             count = 0
             while turns.may_go(asker) and count < 100:
-                turns.receiving()
+                turns.receiving(memoryview(b""))
                 work_for(400)
                 turns.received(asker)
                 count += 1
@@ -146,7 +146,7 @@ class TimedAsker:
         self._since = 0.0
 
     def receive(self) -> None:
-        self._turns.receiving()
+        self._turns.receiving(memoryview(b""))
         self._since = self._clock.now
         if self._turns.may_go(self):
             self._work()
@@ -171,6 +171,40 @@ def turns_of(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Turns:
         return Turns()
 
 
+def test_n1_what_comes_when_a_turn_has_no_time_left_is_received_little_by_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    turns = turns_of(clock, monkeypatch)
+    asker, space = TimedAsker(turns, clock, 1_000), memoryview(bytes(256 * 1024))
+    assert len(turns.receiving(space)) == len(space)
+    asker.receive()
+    assert len(turns.receiving(space)) == 4096
+    clock.turn()
+    assert len(turns.receiving(space)) == len(space)
+
+
+class LargeFrame(TimedAsker):
+    """Receives the next slice of a large frame once its turn has come."""
+
+    resumed = 0
+
+    def handle_backlog(self) -> None:
+        self.resumed += 1
+
+
+def test_n1_slices_of_large_frames_count_before_they_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To let a connection be read again takes nearly no time. What it is sent is received in the next turn."""
+    clock = Clock()
+    turns = turns_of(clock, monkeypatch)
+    askers = [LargeFrame(turns, clock, 400) for _ in range(20)]
+    for asker in askers:
+        asker.time_share.serve(400, clock.now)
+        turns.wait(asker)
+    clock.turn()
+    assert sum(asker.resumed for asker in askers) == 2
+
+
 def test_those_in_line_get_what_newly_received_requests_leave_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def served_in_a_turn(received_us: int) -> int:
         clock = Clock()
@@ -178,14 +212,14 @@ def test_those_in_line_get_what_newly_received_requests_leave_of_a_turn(monkeypa
         askers = [TimedAsker(turns, clock, 210) for _ in range(20)]
         for asker in askers:
             turns.wait(asker)
-        turns.receiving()
+        turns.receiving(memoryview(b""))
         clock.now += received_us / 1e6
         turns.received(TimedAsker(turns, clock, 0))
         clock.turn()
         return sum(len(asker.waited_s) for asker in askers)
 
-    assert served_in_a_turn(0) == 5  # slices of 210 µs
-    assert served_in_a_turn(500) == served_in_a_turn(9000) == 3
+    assert served_in_a_turn(0) == 3  # slices of 210 µs
+    assert served_in_a_turn(300) == served_in_a_turn(9000) == 2
 
 
 def test_n1_connections_that_begin_do_not_go_before_those_in_use_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +42,29 @@ async def test_add_and_read(place: Place) -> None:
             Code.NO_LEDGER,
             Code.NO_ENTRY,
         ]
+
+
+@in_loop
+async def test_n1_a_large_entry_in_an_entry_log_is_read_in_a_thread(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is fresh: half a millisecond for a megabyte, which is more than a turn of the event loop may take."""
+    async with running(place) as bookie:
+        small, large = stored(1, 0, 60_000), stored(1, 1, 1_000_000)
+        await bookie.add(small, large)
+        await bookie.storage.checkpoint()
+        reader, waited = bookie.storage.reader, []
+        real = reader.read
+
+        def read(*arguments: Any, may_wait: bool) -> Any:
+            found = real(*arguments, may_wait=may_wait)
+            waited.append((may_wait, threading.current_thread() is threading.main_thread()))
+            return found
+
+        monkeypatch.setattr(reader, "read", read)
+        assert await bookie.read((1, 0)) == [small]
+        assert await bookie.read((1, 1)) == [large]
+        assert waited == [(False, True), (True, False)]
 
 
 @in_loop

@@ -3,6 +3,9 @@
 Work waits in line. One turn of the event loop does a bounded amount of it, so that other requests are handled in
 between. The connection that was served least lately goes first, so a small request does not wait behind large ones.
 Time spent waiting counts as being served less, so no connection waits forever.
+
+Work may also need room for what it makes. Who waits for room waits in the same line: when there is room again, a turn
+begins no more work than any other turn does, however many have waited.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -22,6 +25,8 @@ PIECE_COST: Final = 16 * 1024
 _UNKNOWN_COST: Final = _TURN_COST
 #: A round of reads counts half after this time.
 HALF_LIFE_S: Final = 2.0
+#: With more who gave up, the lines are cleared of them.
+_MOST_GONE: Final = 1024
 #: A second of waiting counts as this much work not done.
 _WAITING_COST_PER_S: Final = 16 * 1024 * 1024
 
@@ -61,6 +66,33 @@ class Slot:
         self.bytes: int | None = None
 
 
+class Room:
+    """Whether there is room for what some work makes. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._is_free = True
+        self._freed: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        """Whether there is room."""
+        return self._is_free
+
+    def clear(self) -> None:
+        """There is no room."""
+        self._is_free = False
+
+    def set(self) -> None:
+        """There is room."""
+        if not self._is_free:
+            self._is_free = True
+            for freed in self._freed:
+                freed()
+
+    def on_freed(self, freed: Callable[[], None]) -> None:
+        """Call ``freed`` whenever there is room again."""
+        self._freed.append(freed)
+
+
 class FairSlots:
     """Up to ``count`` pieces are in progress at a time. Belongs to the event loop."""
 
@@ -69,14 +101,17 @@ class FairSlots:
         self._free = count
         self._spent = 0
         self._turn_comes = False
-        self._waiting: list[tuple[float, int, Share, asyncio.Future[None]]] = []
+        #: Who waits, by the room that they need. The lists are heaps.
+        self._lines: dict[Room | None, list[tuple[float, int, Share, asyncio.Future[None]]]] = {}
         self._number = 0
+        #: Who gave up, and is still in a line.
+        self._gone = 0
 
     @asynccontextmanager
-    async def slot(self, share: Share) -> AsyncIterator[Slot]:
-        """Hold this for one piece of work."""
+    async def slot(self, share: Share, room: Room | None = None) -> AsyncIterator[Slot]:
+        """Hold this for one piece of work. It begins when there is ``room``; look again, for others begin with it."""
         expected = share.expected_cost
-        await self._acquire(share)
+        await self._acquire(share, room)
         slot = Slot()
         try:
             yield slot
@@ -88,15 +123,20 @@ class FairSlots:
                 self._spent += max(0, cost - expected)
             self._look_soon()
 
-    async def _acquire(self, share: Share) -> None:
-        if self._free and self._spent < _TURN_COST and not self._waiting:
+    async def _acquire(self, share: Share, room: Room | None) -> None:
+        if self._free and self._spent < _TURN_COST and self._next_line() is None and (room is None or room.is_set()):
             self._begin(share)
             self._look_soon()
             return
         now = self._loop.time()
         granted: asyncio.Future[None] = self._loop.create_future()
         self._number += 1
-        heapq.heappush(self._waiting, (share.served(now) + now * _WAITING_COST_PER_S, self._number, share, granted))
+        if room not in self._lines:
+            self._lines[room] = []
+            if room is not None:
+                room.on_freed(self._look_soon)
+        order = share.served(now) + now * _WAITING_COST_PER_S
+        heapq.heappush(self._lines[room], (order, self._number, share, granted))
         self._look_soon()
         try:
             await granted
@@ -104,6 +144,10 @@ class FairSlots:
             if granted.done() and not granted.cancelled():
                 self._free += 1
                 self._look_soon()
+            else:
+                self._gone += 1
+                if self._gone > _MOST_GONE:
+                    self._drop_gone()
             raise
 
     def _look_soon(self) -> None:
@@ -115,12 +159,28 @@ class FairSlots:
         """Start the next pieces: as many as will probably fit into a turn, but at least one."""
         self._turn_comes = False
         self._spent = 0
-        while self._waiting and self._free and self._spent < _TURN_COST:
-            _, _, share, granted = heapq.heappop(self._waiting)
+        while self._free and self._spent < _TURN_COST:
+            line = self._next_line()
+            if line is None:
+                return
+            _, _, share, granted = heapq.heappop(line)
             if granted.done():
+                self._gone -= 1
                 continue
             self._begin(share)
             granted.set_result(None)
+
+    def _drop_gone(self) -> None:
+        """Whoever waits for room may wait for long, and others come and give up meanwhile."""
+        self._gone = 0
+        for line in self._lines.values():
+            line[:] = [one for one in line if not one[3].done()]
+            heapq.heapify(line)
+
+    def _next_line(self) -> list[tuple[float, int, Share, asyncio.Future[None]]] | None:
+        """The line whose first goes next. None if nobody waits who has room."""
+        with_room = (line for room, line in self._lines.items() if line and (room is None or room.is_set()))
+        return min(with_room, default=None)
 
     def _begin(self, share: Share) -> None:
         self._free -= 1

@@ -33,11 +33,12 @@ class KernelRoom:
         """The connection is made."""
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, LITTLE_BYTES)
 
-    def has_read(self, connected: Socket) -> None:
-        """The peer has read nearly all answers that had to wait for it."""
+    def has_read(self, connected: Socket) -> bool:
+        """The peer has read nearly all answers that had to wait for it. Return whether it has the higher limit."""
         if connected not in self._readers and len(self._readers) < _MOST_READERS:
             self._readers.add(connected)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MUCH_BYTES)
+        return connected in self._readers
 
     def end(self, connected: Socket) -> None:
         """The connection is lost."""

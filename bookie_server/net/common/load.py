@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from bookie_server.net.common.fair_slots import Room
 from bookie_server.net.common.limits import NetConfig
 
 
@@ -44,10 +45,8 @@ class Load:
         #: Answers that peers have not read.
         self.unsent_bytes = 0
         #: Set while answers may be produced. The second one: while small answers may.
-        self.has_room = asyncio.Event()
-        self.has_room.set()
-        self.has_room_for_little = asyncio.Event()
-        self.has_room_for_little.set()
+        self.has_room = Room()
+        self.has_room_for_little = Room()
         self._no_adds = asyncio.Event()
         self._no_adds.set()
 

@@ -18,15 +18,17 @@ from bookie_server.net.common.fair_slots import Share
 
 #: Time in one turn for requests in line, and the same again for newly received ones. What the latter leave goes to
 #: those in line: while there is a line, most received requests join it. A slice is always completed.
-_TURN_US: Final = 500
+_TURN_US: Final = 300
 #: Time for newly received requests of connections that were served less than those in line or, without a line, little.
 _MOST_US: Final = 1_500
 #: A connection with less than this was served little lately: up to 3 % of the processor.
 _LITTLE_US: Final = 2_000
 #: The least cost of a slice in line. Some slices only let a connection be read again.
 _SLICE_US: Final = 100
+#: What may be received at once when there is no time left in this turn.
+_LITTLE_BYTES: Final = 4096
 #: Below this no end of the turn is scheduled, because most turns have few receives. Each end costs a turn of its own.
-_COUNTED_US: Final = 400
+_COUNTED_US: Final = 250
 #: A second of waiting counts as this much time not served.
 _WAITING_US_PER_S: Final = 30_000
 #: Time served counts half after this time. With a long memory, connections that begin, which were not served at all,
@@ -73,9 +75,13 @@ class Turns:
             return little
         return (little and is_time) or self._order(asker) < self._line[0][0]
 
-    def receiving(self) -> None:
-        """The event loop is about to receive for a connection."""
+    def receiving(self, space: memoryview) -> memoryview:
+        """The event loop is about to receive for a connection. Return the part of ``space`` to receive into.
+
+        The event loop receives for all connections that have sent something, whatever time that takes.
+        """
         self._begun = time.thread_time()
+        return space if self._received_us < _TURN_US else space[:_LITTLE_BYTES]
 
     def received(self, asker: Asker) -> None:
         """The event loop has received for ``asker`` and handled the requests."""
@@ -112,8 +118,9 @@ class Turns:
         while self._line and spent_us < most_us:
             _, _, asker = heapq.heappop(self._line)
             self._in_line.discard(asker)
-            begun = time.thread_time()
+            begun, last_us = time.thread_time(), asker.time_share.last_cost or 0
             asker.handle_backlog()
-            spent_us += max(_SLICE_US, self._served(asker, begun))
+            # The next slice of a large frame is received in a later turn, so it counts as much as the last one took.
+            spent_us += max(_SLICE_US, self._served(asker, begun), last_us)
         if self._line:
             self._look_soon()

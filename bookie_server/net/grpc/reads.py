@@ -90,8 +90,7 @@ class ReadCall(Call):
     async def _answer_run(self, request: pb.ReadRequest, kind: str, begun: float) -> None:
         """Answer with consecutive entries."""
         limit = min(request.max_bytes, self.shared.config.max_batch_read_bytes) - _HEAD_BYTES
-        await self.shared.load.has_room.wait()
-        async with self.shared.read_slots.slot(self._share) as slot:
+        async with self.shared.read_slots.slot(self._share, self.shared.load.has_room) as slot:
             code, found = await self.shared.bookie.read_batch(
                 request.ledger_id,
                 request.first_entry_id,
@@ -114,8 +113,7 @@ class ReadCall(Call):
         """Answer with each entry or its code, in rounds."""
         ledger_ids = np.full(len(entry_ids), request.ledger_id, np.int64)
         while len(entry_ids):
-            await self.shared.load.has_room.wait()
-            async with self.shared.read_slots.slot(self._share) as slot:
+            async with self.shared.read_slots.slot(self._share, self.shared.load.has_room) as slot:
                 limit = self.shared.load.round_bytes(READ_ROUND_BYTES, _LEAST_ROUND_BYTES)
                 part = await self.shared.bookie.read(ledger_ids, entry_ids, limit)
                 count = len(part.codes)

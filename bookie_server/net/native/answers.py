@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from bk_spark.protocol.entries.digest import Buffer
 from bookie_server.net.common.fair_slots import HALF_LIFE_S, FairSlots, Share
 from bookie_server.net.common.load import Load
+from bookie_server.net.native.slices import SLICE_BYTES, Slices
 
 #: Small buffers are joined, up to this size.
 _JOINED_BYTES: Final = 128 * 1024
@@ -36,9 +38,10 @@ _STALLED_BYTES: Final = 64 * 1024
 class Answers:
     """Belongs to the event loop. Counts in ``load`` what the peer has not read."""
 
-    def __init__(self, load: Load, read_slots: FairSlots, high_bytes: int) -> None:
+    def __init__(self, load: Load, read_slots: FairSlots, slices: Slices, high_bytes: int) -> None:
         self._load = load
         self._read_slots = read_slots
+        self._slices = slices
         self._high_bytes = high_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -47,6 +50,13 @@ class Answers:
         self._copied_bytes = _JOINED_BYTES
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        #: Whether the peer is known to read large answers. Until then they are handed over in slices.
+        self._reads = False
+        #: What is still to be handed over of answers that were sent.
+        self._rest: deque[Buffer] = deque()
+        self._rest_bytes = 0
+        #: Whether the rest must be handed over although the peer does not read: it holds more memory than its own.
+        self._rest_is_urgent = False
         self._sent_bytes = 0
         self._share = Share(HALF_LIFE_S)
         #: Answers that the peer has not read.
@@ -67,6 +77,7 @@ class Answers:
     def end(self) -> None:
         """The connection is lost."""
         self._transport = self._fd = None
+        self._drop_rest()
         self._note_unsent(0)
         self._out.clear()
         self._taken.set()
@@ -79,9 +90,15 @@ class Answers:
     def go_on(self) -> None:
         """The peer has read nearly everything."""
         self._stalled = None
-        if self._transport is not None:
-            self._note_unsent(self._transport.get_write_buffer_size())
-        self._taken.set()
+        self._note_unsent(self._held_bytes())
+        if self._rest:
+            self._slices.wait(self)
+        else:
+            self._taken.set()
+
+    def has_read(self) -> None:
+        """The peer has read large answers."""
+        self._reads = True
 
     def send(self, *buffers: Buffer) -> None:
         """Send soon, together with other answers of this turn of the loop."""
@@ -101,13 +118,48 @@ class Answers:
         if transport is None or transport.is_closing() or not out:
             return
         self._sent_bytes += size_bytes
-        if len(out) == 1:
+        if self._rest or (size_bytes > SLICE_BYTES and not self._reads):
+            self._keep_rest(out, size_bytes)
+        elif len(out) == 1:
             transport.write(out[0])
         elif size_bytes <= self._copied_bytes:
             transport.write(b"".join(out))
         else:
             send_together(transport, self._fd, list(_joined(out, self._copied_bytes)))
-        self._note_unsent(transport.get_write_buffer_size())
+        self._note_unsent(self._held_bytes())
+
+    def finish(self) -> None:
+        """Hand over all answers now."""
+        self.flush()
+        self._rest_is_urgent = True
+        while self.send_slice():
+            pass
+        self._slices.forget(self)
+
+    def send_slice(self) -> bool:
+        """Hand over the next of the answers that are sent in slices. Return whether more can be handed over."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or not self._rest:
+            self._drop_rest()
+            return False
+        part: list[Buffer] = []
+        part_bytes = 0
+        while self._rest and part_bytes < SLICE_BYTES:
+            buffer, most = self._rest.popleft(), SLICE_BYTES - part_bytes
+            if len(buffer) > most:
+                self._rest.appendleft(memoryview(buffer)[most:])
+                buffer = memoryview(buffer)[:most]
+            part.append(buffer)
+            part_bytes += len(buffer)
+        self._rest_bytes -= part_bytes
+        send_together(transport, self._fd, list(_joined(part, self._copied_bytes)))
+        self._note_unsent(self._held_bytes())
+        if self._rest:
+            return self._stalled is None or self._rest_is_urgent
+        self._rest_is_urgent = False
+        if self._stalled is None:
+            self._taken.set()
+        return False
 
     async def wait_taken(self) -> None:
         """Wait while the peer does not read its answers."""
@@ -140,8 +192,7 @@ class Answers:
             last_cost = self._share.last_cost
             asks_little = last_cost is not None and last_cost <= LITTLE_BYTES
             room = self._load.has_room_for_little if asks_little else self._load.has_room
-            await room.wait()
-            async with self._read_slots.slot(self._share) as slot:
+            async with self._read_slots.slot(self._share, room) as slot:
                 if self._taken.is_set() and room.is_set():
                     before_bytes = self._sent_bytes + self._out_bytes
                     yield self._load.round_bytes(wanted_bytes, _LEAST_ROUND_BYTES)
@@ -151,19 +202,48 @@ class Answers:
 
     def stalled_since(self, now: float) -> float | None:
         """Since when the peer reads hardly any of its answers. None if it reads them or has none."""
-        if self._transport is not None:
-            self._note_unsent(self._transport.get_write_buffer_size())
+        self._note_unsent(self._held_bytes())
         if self._stalled is not None and self._taken_bytes() - self._stalled[1] >= _STALLED_BYTES:
             self._stalled = now, self._taken_bytes()
         return None if self._stalled is None else self._stalled[0]
 
     def _taken_bytes(self) -> int:
-        return self._sent_bytes - (0 if self._transport is None else self._transport.get_write_buffer_size())
+        return self._sent_bytes - self._held_bytes()
+
+    def _held_bytes(self) -> int:
+        """Bytes that were sent and wait here for the peer."""
+        return 0 if self._transport is None else self._rest_bytes + self._transport.get_write_buffer_size()
+
+    def _keep_rest(self, buffers: list[Buffer], size_bytes: int) -> None:
+        """Hand ``buffers`` over in slices, the first one now. Those that are parts of larger memory do not wait here
+        for the peer: the transport copies what the kernel does not take."""
+        is_first = not self._rest
+        self._rest += buffers
+        self._rest_bytes += size_bytes
+        self._rest_is_urgent |= any(map(_holds_more, buffers))
+        if is_first:
+            self._taken.clear()
+            if self.send_slice():
+                self._slices.wait(self)
+        elif self._rest_is_urgent:
+            self._slices.wait(self)
+
+    def _drop_rest(self) -> None:
+        self._rest.clear()
+        self._rest_bytes = 0
+        self._rest_is_urgent = False
 
     def _note_unsent(self, size_bytes: int) -> None:
         if size_bytes != self.unsent_bytes:
             before, self.unsent_bytes = self.unsent_bytes, size_bytes
             self._load.change_unsent(size_bytes - before)
+
+
+def _holds_more(buffer: Buffer) -> bool:
+    """Whether ``buffer`` is a small part of the memory that it keeps from being freed."""
+    if not isinstance(buffer, memoryview) or buffer.obj is None:
+        return False
+    return memoryview(buffer.obj).nbytes > 2 * buffer.nbytes + _JOINED_BYTES
 
 
 def _joined(buffers: Iterable[Buffer], copied_bytes: int) -> Iterator[Buffer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 import numpy as np
@@ -79,7 +80,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._paused = 0
         self._is_made = False
         #: Stands before the handlers, unless every request is obeyed.
-        self._gate = Gate(self.answers, None, self.hang_up) if refuses else None
+        self._gate = Gate(self.answers, None, self._end_failed_login) if refuses else None
         self._login_timeout: asyncio.TimerHandle | None = None
         #: The frame of the login that came in clear, before the handshake.
         self.early_login = b""
@@ -124,6 +125,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._shared.kernel_room.end(self._socket)
         self._end_login()
         self._requests.end()
+        self._shared.held_back.pop(self, None)
         self._shared.half_frames.end(self)
         self._shared.large_frames.end(self)
         self._owner.left(self)
@@ -132,8 +134,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong. The size that asyncio suggests does not matter."""
-        self._shared.turns.receiving()
-        return self._receiving.get_buffer()
+        return self._shared.turns.receiving(self._receiving.get_buffer())
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle what has arrived. Bytes that are no valid frame close the connection."""
@@ -157,13 +158,15 @@ class NativeConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The peer does not read its answers: read none of its requests until it does."""
         self.answers.held_back()
+        self._shared.held_back[self] = None
         self.pause(_PAUSED_BY_ANSWERS)
 
     def resume_writing(self) -> None:
         """The peer has read answers, so its requests are read again."""
         self.answers.go_on()
-        if self._socket is not None:
-            self._shared.kernel_room.has_read(self._socket)
+        self._shared.held_back.pop(self, None)
+        if self._socket is not None and self._shared.kernel_room.has_read(self._socket):
+            self.answers.has_read()
         self._owner.active(self)
         self.resume(_PAUSED_BY_ANSWERS)
 
@@ -239,7 +242,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def hang_up(self) -> None:
         """Close after the last answer is sent."""
-        self.answers.flush()
+        self.answers.finish()
         if self._transport is not None:
             self._transport.close()
         else:
@@ -355,7 +358,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         access = self._shared.access
         if access is None or self._gate is not None:
             return
-        gate = Gate(self.answers, access.begin(Peer(self._peer, self.peer_certificate)), self.hang_up)
+        gate = Gate(self.answers, access.begin(Peer(self._peer, self.peer_certificate)), self._end_failed_login)
         if gate.is_open:
             self._requests.access = gate.access
             return
@@ -378,6 +381,15 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _login_took_too_long(self, gate: Gate) -> None:
         gate.give_up()
         self.abort()
+
+    def _end_failed_login(self, refuse: Callable[[], None]) -> None:
+        def end() -> None:
+            refuse()
+            self.hang_up()
+
+        self._end_login()
+        self.pause(PAUSED_BY_END)
+        self._login_timeout = self._loop.call_later(self._shared.login_pauses.next_s(), end)
 
     def _end_login(self) -> None:
         if self._login_timeout is not None:

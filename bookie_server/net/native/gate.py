@@ -36,14 +36,17 @@ class Gate:
         Those of the connection.
     access
         What is known of the peer. None: it will never be allowed anything.
-    hang_up
-        Closes the connection after the last answer.
+    end_login
+        Called when a login has failed, with what answers it and closes the connection. To be called after a while:
+        whoever tries again and again costs little then.
     """
 
-    def __init__(self, answers: Answers, access: ConnectionAccess | None, hang_up: Callable[[], None]) -> None:
+    def __init__(
+        self, answers: Answers, access: ConnectionAccess | None, end_login: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._answers = answers
         self._access = access
-        self._hang_up = hang_up
+        self._end_login = end_login
         #: Whether the peer has sent a v2 frame.
         self.is_v2 = False
 
@@ -100,9 +103,12 @@ class Gate:
         try:
             answer = AuthMessage(message.plugin, access.log_in(message.payload))
         except UnauthorizedError:
-            if header is not None:  # over v2 there is no such answer
-                self._answer(header, _CODE)
-            self._hang_up()
+
+            def refuse() -> None:
+                if header is not None:  # over v2 there is no such answer
+                    self._answer(header, _CODE)
+
+            self._end_login(refuse)
             return False
         self._answers.send(auth_answer_v2(answer) if header is None else auth_answer_v3(header, answer))
         return True

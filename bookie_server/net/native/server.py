@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -26,11 +27,13 @@ from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoReques
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
 from bookie_server.net.native.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
-from bookie_server.net.native.shared import Shared
+from bookie_server.net.native.shared import HeldBack, Shared
 
 _LOG: Final = logging.getLogger(__name__)
 #: How often to look for stalled peers.
 _LOOK_INTERVAL_S: Final = 0.5
+#: Stalled connections that are closed in one turn of the event loop.
+_CLOSED_AT_ONCE: Final = 2
 #: How long peers may take to read their last answers.
 _HANG_UP_TIMEOUT_S: Final = 5.0
 #: One in so many refused connections is logged.
@@ -84,6 +87,8 @@ class NativeServer:
         self._hellos: Hellos | None = None
         self._joining: set[asyncio.Task[object]] = set()
         self._look: asyncio.TimerHandle | None = None
+        #: Stalled connections that are being closed, some in each turn of the event loop.
+        self._stalled: deque[HeldBack] = deque()
         #: No new connection is taken; then, all connections are being closed.
         self._ending = self._closing = False
         self._all_left = asyncio.Event()
@@ -135,7 +140,6 @@ class NativeServer:
             came=self._came,
             spoke=self._spoke,
             left=self._connections.remove,
-            crowded=lambda: self.shared.turns.waiting > 0,
             wanted_bytes=None if self._tls is None else wanted_bytes,
         )
         if self._tls is not None:
@@ -292,15 +296,25 @@ class NativeServer:
         If others' reads wait for room, this happens soon: the longest stalled peers go first, until there will be room.
         If so many reads wait that others' may be refused, all stalled peers go.
         """
+        if self._stalled:
+            return  # until these are closed, nobody knows whether others must be
         now, config = asyncio.get_running_loop().time(), self._config
         wanted_bytes = 0 if self.load.has_room.is_set() else self.load.unsent_bytes - config.max_unsent_bytes // 2
         crowded = self.load.reads_bytes * 2 > config.max_waiting_reads_bytes
-        stalled = [(connection.answers.stalled_since(now), connection) for connection in self._connections]
+        stalled = [(connection.answers.stalled_since(now), connection) for connection in self.shared.held_back]
         for since, connection in sorted(((s, c) for s, c in stalled if s is not None), key=lambda one: one[0]):
             in_the_way = (crowded or wanted_bytes > 0) and now - since >= config.stalled_in_the_way_timeout_ms / 1000
             if in_the_way or now - since >= config.stalled_peer_timeout_ms / 1000:
                 wanted_bytes -= connection.answers.unsent_bytes
-                connection.abort_stalled()
+                self._stalled.append(connection)
+        self._close_some()
+
+    def _close_some(self) -> None:
+        """To close a connection takes longer than to choose it: what it holds is freed."""
+        for _ in range(min(_CLOSED_AT_ONCE, len(self._stalled))):
+            self._stalled.popleft().abort_stalled()
+        if self._stalled:
+            asyncio.get_running_loop().call_soon(self._close_some)
 
     def _look_around(self) -> None:
         """Close connections that do not finish their frames, and stalled ones if others wait for them.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from bk_spark.protocol.wire.framing import CommonBuffer
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.access.front_access import FrontAccess
+from bookie_server.net.common.access.login_pauses import LoginPauses
 from bookie_server.net.common.fair_slots import FairSlots
 from bookie_server.net.common.half_frames import HalfFrames
 from bookie_server.net.common.kernel_room import KernelRoom
@@ -16,7 +18,18 @@ from bookie_server.net.common.limits import NetConfig, RequestTimes
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.sparing_log import SparingLog
 from bookie_server.net.common.turns import Turns
+from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.fences import Fences
+from bookie_server.net.native.slices import Slices
+
+
+class HeldBack(Protocol):
+    """A connection whose peer does not read its answers, as seen from here."""
+
+    answers: Answers
+
+    def abort_stalled(self) -> None:
+        """Close at once, because others wait for what it holds."""
 
 
 class Shared:
@@ -39,6 +52,8 @@ class Shared:
         self.access = access
         self.turns = Turns()
         self.read_slots = FairSlots(config.read_slots)
+        self.slices = Slices()
+        self.login_pauses = LoginPauses()
         self.fences = Fences(bookie)
         self.kernel_room = KernelRoom()
         #: Lists of entries may be long, so one is made at a time.
@@ -48,5 +63,7 @@ class Shared:
         self.log = SparingLog()
         self.large_frames = LargeFrames(config.max_large_frames_bytes, config.stalled_frame_timeout_ms / 1000)
         self.half_frames = HalfFrames(config.max_half_frames_bytes, config.frame_timeout_ms / 1000)
+        #: Connections whose peers do not read their answers now.
+        self.held_back: dict[HeldBack, None] = {}
         #: Connections that were closed because others waited for what they held.
         self.stalled_peers = 0

@@ -28,6 +28,8 @@ _LOG: Final = logging.getLogger(__name__)
 #: another system call. Larger entries are neighbours if they lie as far apart as the last one read was large.
 MAX_GAP_BYTES: Final = 32 * 1024
 _FIRST_GUESS_BYTES: Final = 4 * 1024
+#: A larger entry counts as one that must be waited for: its memory is fresh, and takes half a millisecond a megabyte.
+_MOST_AT_ONCE_BYTES: Final = 512 * 1024
 #: Enough for an entry with 64 KiB of payload.
 _MAX_GUESS_BYTES: Final = 65 * 1024
 _RECORD_HEAD: Final = struct.Struct(">iqq")
@@ -195,6 +197,8 @@ class EntryLogReader:
                 size = int.from_bytes(region.data[at : at + LENGTH_BYTES], "big", signed=True)
                 needed = last + LENGTH_BYTES + size
                 if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
+                    if not may_wait and size > _MOST_AT_ONCE_BYTES:
+                        raise WouldBlockError
                     region = _fetch(fd, first, needed, may_wait, beginning=region)
                 return region
         except OSError as error:

@@ -96,9 +96,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "A failed login closes the connection.",
-        "bookie_server/net/native/gate.py",
-        "            self._hang_up()\n",
-        "",
+        "bookie_server/net/native/connection.py",
+        "            refuse()\n            self.hang_up()\n",
+        "            refuse()\n",
         (f"{_FRONT}::test_a_wrong_login_is_answered_and_the_connection_closed",),
     ),
     Mutation(

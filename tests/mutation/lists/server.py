@@ -201,4 +201,52 @@ MUTATIONS: Final = (
             "test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_and_speak_together",
         ),
     ),
+    Mutation(
+        "Reads that waited for room begin a few in a turn.",
+        "bookie_server/net/common/fair_slots.py",
+        "        while self._free and self._spent < _TURN_COST:\n            line",
+        "        while self._free:\n            line",
+        ("tests/unit/test_net_fair_slots.py::test_n1_those_who_waited_for_room_begin_a_few_in_a_turn",),
+    ),
+    Mutation(
+        "A large answer to a peer that is not known goes out in slices.",
+        "bookie_server/net/native/answers.py",
+        "(size_bytes > SLICE_BYTES and not self._reads)",
+        "(size_bytes > SLICE_BYTES and self._reads)",
+        (
+            "tests/unit/test_net_answers.py::"
+            "test_n1_large_answers_to_peers_of_which_nobody_knows_whether_they_read_go_out_a_little_in_a_turn",
+        ),
+    ),
+    Mutation(
+        "Answers that are parts of larger memory do not keep it for peers that do not read.",
+        "bookie_server/net/native/answers.py",
+        "return self._stalled is None or self._rest_is_urgent",
+        "return self._stalled is None",
+        (
+            "tests/unit/test_net_answers.py::"
+            "test_n1_answers_wait_without_a_copy_for_peers_that_do_not_read_unless_they_hold_more_memory[part_of_larger_memory]",
+        ),
+    ),
+    Mutation(
+        "A slice of a large frame counts before it is received.",
+        "bookie_server/net/common/turns.py",
+        "max(_SLICE_US, self._served(asker, begun), last_us)",
+        "max(_SLICE_US, self._served(asker, begun))",
+        ("tests/unit/test_net_turns.py::test_n1_slices_of_large_frames_count_before_they_are_received",),
+    ),
+    Mutation(
+        "Stalled peers are closed a few in a turn.",
+        "bookie_server/net/native/server.py",
+        "min(_CLOSED_AT_ONCE, len(self._stalled))",
+        "len(self._stalled)",
+        ("tests/unit/test_net_fair_slots.py::test_n1_stalled_connections_are_closed_a_few_in_a_turn",),
+    ),
+    Mutation(
+        "A failed login is answered after a while.",
+        "bookie_server/net/native/connection.py",
+        "call_later(self._shared.login_pauses.next_s(), end)",
+        "call_later(0, end)",
+        ("tests/unit/test_net_access.py::test_n1_a_wrong_login_is_answered_after_a_while[v2]",),
+    ),
 )
