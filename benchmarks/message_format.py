@@ -20,6 +20,8 @@ import pyarrow.compute as pc
 
 from benchmarks.report import figure
 from bk_spark.log.entries import arrow_format
+from bk_spark.log.entries.row_places import RowPlaces
+from bk_spark.log.formats.schema_merge import EXACT
 
 NAME = "message_format"
 ROWS = 200_000
@@ -83,7 +85,8 @@ def _arrow(rows: list[pa.RecordBatch], compression: str | None) -> list[bytes]:
         compression=compression,
         entry_bytes=_ENTRY_BYTES,
         max_entry_bytes=5 << 20,
-        partition=0,
+        places=RowPlaces(0),
+        names=EXACT,
     )
     return [entry.to_pybytes() for entry, _ in entries]
 

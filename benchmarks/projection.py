@@ -27,6 +27,7 @@ from bk_spark.log.entries.arrow_format import batches_in, entries_of
 from bk_spark.log.entries.entry_rows import EntryRows
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.entries.projection import Projection
+from bk_spark.log.entries.row_places import RowPlaces
 from bk_spark.log.formats.schema_merge import EXACT
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.entries.payloads import Payloads
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] = ()) -> None:
                 compression=compression,
                 entry_bytes=_ENTRY_BYTES,
                 max_entry_bytes=5 << 20,
-                partition=0,
+                places=RowPlaces(0),
+                names=EXACT,
             )
         ]
         _measure(compression or "none", entries, table.schema)

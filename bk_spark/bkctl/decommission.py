@@ -81,7 +81,8 @@ def _decommission(client: BlockingClient, options: argparse.Namespace) -> ExitSt
         if options.dry_run:
             print_plan(options, bookies, search)
             return ExitStatus.PROBLEMS_FOUND if search.unreadable else ExitStatus.OK
-        total = len(search.ledgers)
+        #: What named the bookie, or may have done so, at any time of this command.
+        seen = {*(each.ledger for each in search.ledgers), *search.unreadable}
         left: list[_Left] = []
         if runs:
             ended = recover_ledgers(client, options, bookies, search.ledgers, progress)
@@ -93,8 +94,9 @@ def _decommission(client: BlockingClient, options: argparse.Namespace) -> ExitSt
             # A writer may have chosen the bookie meanwhile.
             search = find_ledgers(client, bookies, progress)
             left = [_Left(each.ledger, "began to name the bookie meanwhile; try again") for each in search.ledgers]
+            seen.update(search.unreadable, (each.ledger for each in left))
             _print_left(options, left)
-    _print(options, search, left, total, runs=runs)
+    _print(options, search, left, len(seen), runs=runs)
     return ExitStatus.PROBLEMS_FOUND if left or search.unreadable else ExitStatus.OK
 
 

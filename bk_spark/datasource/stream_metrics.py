@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 from bk_spark.bookie.client_counts import ClientCounts
 from bk_spark.datasource.source import BookKeeperDataSource
+from bk_spark.datasource.stream.offsets import is_count
 from bk_spark.datasource.task_counts import BATCHES, TaskCounts
 from bk_spark.protocol.errors import InvalidArgumentError
 
@@ -219,13 +220,11 @@ class StreamMetrics(StreamingQueryListener):
 
 def metrics_of(progress: Mapping[str, Any]) -> QueryMetrics:
     """Return the metrics in the JSON of a query's progress. Other sources count only with their rows."""
-    behind: dict[str, Mapping[str, int]] = {}
+    behind: dict[str, dict[str, int]] = {}
     lost = 0
     for source in progress.get("sources", ()):
-        behind |= _behind(_offset(source.get("latestOffset")))
-        logs = _offset(source.get("endOffset")).get("logs")
-        if isinstance(logs, dict):
-            lost += sum(one.get("lost", 0) for one in logs.values() if isinstance(one, dict))
+        _add(behind, _behind(_offset(source.get("latestOffset"))))
+        lost += _lost(_offset(source.get("endOffset")))
     values = {
         "input_rows_per_second": _number(progress.get("inputRowsPerSecond")),
         "processed_rows_per_second": _number(progress.get("processedRowsPerSecond")),
@@ -249,7 +248,29 @@ def _offset(found: object) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.get("v") == 1 else {}
 
 
-def _behind(offset: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+def _lost(offset: Mapping[str, Any]) -> int:
+    """Return how many offsets were skipped, of logs, of partitions of topics or of a ledger."""
+    positions: list[Any] = [offset.get("ledger")]
+    for kind in ("logs", "topics"):
+        by_name = offset.get(kind)
+        positions += by_name.values() if isinstance(by_name, dict) else ()
+    lost: list[Any] = [one.get("lost") for one in positions if isinstance(one, dict)]
+    return sum(count for count in lost if is_count(count))
+
+
+def _add(behind: dict[str, dict[str, int]], more: Mapping[str, dict[str, int]]) -> None:
+    """Add what one source has not read: a query may read the same log twice. What one of them does not know is left
+    out."""
+    for name, numbers in more.items():
+        known = behind.get(name)
+        behind[name] = (
+            numbers
+            if known is None
+            else {kind: known[kind] + numbers[kind] for kind in _OF_LOG if kind in known.keys() & numbers}
+        )
+
+
+def _behind(offset: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     found = offset.get("behind")
     if not isinstance(found, dict):
         return {}

@@ -15,7 +15,8 @@ from bk_spark.log.entries.entry_rows import EntryRows
 from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.entries.projection import Projection
-from bk_spark.log.formats.schema_merge import ANY_CASE
+from bk_spark.log.entries.row_places import RowPlaces
+from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
@@ -157,7 +158,7 @@ def _look_at(batch: pa.RecordBatch) -> None:
 def test_arrow_entries_are_read_as_they_were_written(
     batch: pa.RecordBatch, compression: str | None, entry_bytes: int
 ) -> None:
-    limits = {"entry_bytes": entry_bytes, "max_entry_bytes": 2**20, "partition": 0}
+    limits = {"entry_bytes": entry_bytes, "max_entry_bytes": 2**20, "places": RowPlaces(0), "names": EXACT}
     entries = entries_of(iter([batch]), batch.schema, compression=compression, **limits)
     found = [one for entry, _ in entries for one in batches_in(memoryview(entry), _WHERE)]
     assert pa.Table.from_batches(found).equals(pa.Table.from_batches([batch]))

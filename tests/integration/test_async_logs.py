@@ -13,6 +13,8 @@ import pytest
 
 import bk_spark
 from bk_spark import AsyncBookKeeper, AsyncLog, errors
+from bk_spark.log.aio.reader import Performer
+from bk_spark.log.core.readers.reader_actions import Arm, Armed, AwaitChange, Changed, TimeIsUp
 from bk_spark.log.reader import LogBlock
 from bookie_server.local import LocalCluster
 
@@ -112,6 +114,22 @@ def test_followers_end_when_nothing_comes_and_when_they_are_cancelled(cluster: L
                     follower.cancel()
                 found = await asyncio.gather(*followers, return_exceptions=True)
             assert [one for one in found if not isinstance(one, asyncio.CancelledError)] == []
+
+    run(test)
+
+
+def test_a_change_is_reported_though_no_time_is_left(cluster: LocalCluster) -> None:
+    """As to a blocking reader: who does not wait still learns what has come since it armed its watch."""
+
+    async def test() -> None:
+        async with raw_log(cluster) as (_, log):
+            performer = Performer(log.blocking.parts)
+            no_time_left = AwaitChange(until_ms=0.0)
+            assert isinstance(await performer.perform_event(Arm()), Armed)
+            assert isinstance(await performer.perform_event(no_time_left), TimeIsUp)
+            await log.write(pa.table({"value": ["a"]}))
+            assert isinstance(await performer.perform_event(AwaitChange(until_ms=None)), Changed)
+            assert isinstance(await performer.perform_event(no_time_left), Changed)
 
     run(test)
 

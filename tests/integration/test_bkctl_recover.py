@@ -422,6 +422,23 @@ def test_a_bookie_that_runs_is_decommissioned_by_force(stage: Stage) -> None:
     assert stage.check_every_copy(ledger_id) == 3 * ENTRIES
 
 
+def test_ledgers_of_which_nobody_can_tell_are_counted(stage: Stage) -> None:
+    victim = stage.cluster.bookies[1].id
+    damaged = [stage.write(Quorum(3, 3, 2), with_bookie=victim) for _ in range(2)]
+    stage.write(Quorum(3, 3, 2), with_bookie=victim)
+    for ledger_id in damaged:
+        path = stage.ledgers.manager.ledger_path(stage.uri.root, ledger_id)
+        stage.zk.set(path, b"garbage", stage.zk.get(path).version)
+    status, printed = stage.run("decommission", victim, "--force")
+    assert (status, printed.splitlines()[-1]) == (
+        3,
+        f"2 of 3 ledgers still need bookie {victim}: keep its directories",
+    )
+    status, done = stage.record("decommission", victim, "--force")
+    assert (status, done["ledgers"], done["left"]) == (3, 2, [])
+    assert [each["ledger"] for each in done["unreadable"]] == sorted(damaged)
+
+
 def decommission_at_once(stage: Stage, *bookies: str, force: bool = False) -> list[int]:
     """Exit statuses of as many operators, each with one of the bookies."""
     statuses: dict[int, int] = {}

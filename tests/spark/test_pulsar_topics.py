@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.datasource.stream_metrics import metrics_of
 from tests.support.connector import Connector
 from tests.support.golden_topics import GoldenTopics, bytes_field, number
 
@@ -194,7 +196,7 @@ def test_a_stream_reads_a_topic_and_its_new_ledgers(connector: Connector, topics
     topic = topics.write_list(name, [(first, entries[:5])])
     found: list[int] = []
 
-    def run(**options: str) -> None:
+    def run(**options: str) -> dict[str, Any]:
         reader = connector.spark.readStream.format("bookkeeper").options(
             metadataServiceUri=connector.metadata_service_uri, pulsarTopic=topic, startingOffsets="earliest", **options
         )
@@ -206,6 +208,8 @@ def test_a_stream_reads_a_topic_and_its_new_ledgers(connector: Connector, topics
             .start()
         )
         assert query.awaitTermination(120)
+        told: dict[str, Any] = json.loads(query.recentProgress[-1].json) if query.recentProgress else {}
+        return told
 
     run(maxEntriesPerTrigger="3")
     assert found == [0, 1, 2, 3, 4]
@@ -220,8 +224,10 @@ def test_a_stream_reads_a_topic_and_its_new_ledgers(connector: Connector, topics
     topics.write_list(name, [(third, entries[:1])])
     with pytest.raises(PySparkException, match=f"topic {topic}: messages before {third}:0 were removed, or may have"):
         run()
-    run(failOnDataLoss="false")
+    progress = run(failOnDataLoss="false")
     assert found[8:] == [0]
+    # How many messages were between the two is not known.
+    assert metrics_of(progress).values["lost_offsets"] == 1
 
 
 def _entries(name: str) -> list[str]:

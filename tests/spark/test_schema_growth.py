@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame
+from pyspark.testing.objects import PythonOnlyPoint
 
 from bk_spark.log.store import LogStore
 from tests.support.connector import Connector
@@ -111,6 +113,25 @@ def test_a_write_that_fails_leaves_the_schema_as_it_was(connector: Connector, lo
     assert logs.open_log(log).settings.schema_version == 0
     assert connector.read(log).schema.simpleString() == "struct<id:int>"
     assert connector.read(log).count() == 3
+
+
+def test_types_of_users_do_not_mix(connector: Connector, logs: LogStore, log: str) -> None:
+    spark = connector.spark
+    vectors = spark.createDataFrame([(Vectors.dense(1.0, 2.5),), (Vectors.sparse(3, [1], [4.0]),)], ["v"])
+    points = spark.createDataFrame([(PythonOnlyPoint(1.0, 2.0),)], ["v"])
+    connector.write(vectors, log)
+    for options in ({}, {"mergeSchema": "true"}):
+        connector.write(vectors.limit(1), log, **options)
+        with pytest.raises(PySparkException) as refused:
+            connector.write(points, log, **options)
+        text = text_of(refused.value)
+        assert "udt<org.apache.spark.ml.linalg.VectorUDT:" in text
+        assert "udt<pyspark.testing.objects.PythonOnlyUDT:array<double>>" in text
+    read = connector.read(log)
+    assert isinstance(read.schema["v"].dataType, VectorUDT)
+    found = [row.v for row in read.collect()]
+    assert sorted(map(str, found)) == sorted(map(str, [Vectors.dense(1.0, 2.5)] * 3 + [Vectors.sparse(3, [1], [4.0])]))
+    assert logs.open_log(log).settings.schema_version == 0
 
 
 def test_names_by_case(connector: Connector, logs: LogStore, log: str) -> None:

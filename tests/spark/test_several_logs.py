@@ -75,6 +75,22 @@ def test_arrow_logs_of_one_write(connector: Connector, logs: LogStore, names: li
         assert sum(segment.entries for segment in logs.open_log(name).snapshot().segments()) == 3
 
 
+def test_columns_are_found_as_spark_compares_names(connector: Connector, names: list[str]) -> None:
+    """As in a write to one log."""
+    _make(connector, names, entryFormat="arrow")
+    frame = _rows(connector, names, 6, "concat('t', id) as TEXT, cast(id as int) as ID")
+    _write(connector, frame)
+    for number, name in enumerate(names):
+        found = connector.read(name)
+        assert found.columns == ["id", "text"]
+        assert sorted(found.collect()) == [(number, f"t{number}"), (number + 3, f"t{number + 3}")]
+    connector.spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert "has no column TEXT; it has id, text" in _refused(lambda: _write(connector, frame))
+    finally:
+        connector.spark.conf.unset("spark.sql.caseSensitive")
+
+
 def test_a_transaction_is_in_each_log_once(connector: Connector, logs: LogStore, names: list[str]) -> None:
     _make(connector, names)
     for _ in range(2):

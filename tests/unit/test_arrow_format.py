@@ -13,6 +13,8 @@ import pytest
 from bk_spark.bkctl.logs.rows import rows_in
 from bk_spark.log.entries import arrow_checks, arrow_format
 from bk_spark.log.entries.arrow_format import batches_in, entries_of, schema_in
+from bk_spark.log.entries.row_places import RowPlaces
+from bk_spark.log.formats.schema_merge import EXACT
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -35,7 +37,8 @@ def _entries(
             compression=compression,
             entry_bytes=entry_bytes,
             max_entry_bytes=max_entry_bytes,
-            partition=3,
+            places=RowPlaces(3),
+            names=EXACT,
         )
     )
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from bk_spark.log.entries.arrow_format import batches_in
 from bk_spark.log.formats.message import LedgerRange
-from bk_spark.log.tables.append_rows import MAX_LOST, TaskWriter
+from bk_spark.log.formats.schema_merge import ANY_CASE
+from bk_spark.log.tables.append_rows import MAX_LOST, EntryForm, TaskWriter
+from bk_spark.log.tables.routed_rows import RoutedRows
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
@@ -266,3 +271,49 @@ def test_a_broken_connection_is_a_loss_too() -> None:
     task = _task(ScriptedLedgers(ledgers))
     task.append(_payloads(b"a", b"b"), 2)
     assert [(one.ledger_id, one.entries) for one in task.finish()] == [(1, 1), (2, 1)]
+
+
+def _routed(form: EntryForm) -> tuple[RoutedRows, dict[str, ScriptedLedger]]:
+    """Rows of task 4 that go to logs named by column ``log``, and the ledger of each log."""
+    ledgers: dict[str, ScriptedLedger] = {}
+
+    def open_log(name: str) -> tuple[Any, EntryForm]:
+        ledgers[name] = ScriptedLedger(len(ledgers), room=1000)
+        return ScriptedLedgers([ledgers[name]]), form
+
+    return RoutedRows("log", open_log, 10, 4), ledgers
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_wrong_row_has_its_number_in_the_task_whatever_log_it_names(seed: int, is_raw: bool) -> None:
+    """Rows are counted through all logs, and through entries that were sent before."""
+    rng = random.Random(seed)
+    schema = None if is_raw else pa.schema([pa.field("value", pa.binary())])
+    rows, _ = _routed(EntryForm(schema, 1000, None, 600))
+    sizes = [rng.choice([1, 5, 40]) for _ in range(6)]
+    wrong = rng.randrange(sum(sizes))
+    values = [rng.randbytes(2000 if number == wrong else 20) for number in range(sum(sizes))]
+    # Some batches are of one log.
+    logs = [rng.choice("abc"[: rng.choice([1, 3])]) for _ in values]
+    table = pa.table({"value": pa.array(values, pa.binary()), "log": logs})
+    batches, start = [], 0
+    for size in sizes:
+        batches += table.slice(start, size).combine_chunks().to_batches()
+        start += size
+    with pytest.raises(InvalidArgumentError, match=rf"row {wrong} of partition 4\b"):
+        rows.append(iter(batches))
+
+
+def test_rows_for_several_logs_find_columns_as_those_for_one_do() -> None:
+    """Spark compares names without regard to case, unless it is told otherwise."""
+    schema = pa.schema({"ID": pa.int64(), "at": pa.struct({"Day": pa.int32()})})
+    rows, ledgers = _routed(EntryForm(schema, 1000, None, 600, ANY_CASE))
+    batch = pa.RecordBatch.from_pylist(
+        [{"id": number, "AT": {"day": number}, "log": "ab"[number % 2]} for number in range(4)],
+        pa.schema({"id": pa.int32(), "AT": pa.struct({"day": pa.int32()}), "log": pa.string()}),
+    )
+    rows.append(iter([batch]))
+    for first, name in enumerate("ab"):
+        ((found,),) = (batches_in(memoryview(entry), "entry") for entry in ledgers[name].entries)
+        assert found.to_pylist() == [{"ID": number, "at": {"Day": number}} for number in (first, first + 2)]

@@ -17,6 +17,7 @@ from bk_spark.log.entries.entry_rows import EntryRows
 from bk_spark.log.entries.fit import ColumnLookup, fitted
 from bk_spark.log.entries.pieces import Piece, Pieces
 from bk_spark.log.entries.projection import Projection
+from bk_spark.log.entries.row_places import RowPlaces
 from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT
 from bk_spark.log.formats.settings import EntryFormat, decode_settings
@@ -36,7 +37,7 @@ def column(values: list[Any], data_type: pa.DataType) -> pa.Array:
 def entry_of(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
     (entry, _), *rest = entries_of(
         iter(batches), batches[0].schema, compression=compression, entry_bytes=1 << 30, max_entry_bytes=1 << 30,
-        partition=0,
+        places=RowPlaces(0), names=EXACT,
     )  # fmt: skip
     assert not rest
     return bytes(entry)
@@ -265,7 +266,7 @@ def test_rows_are_written_under_the_names_and_types_of_the_log() -> None:
         }
     )
     schema = pa.schema({"s": pa.struct({"a": pa.int64(), "b": pa.int16(), "c": pa.string()}), "at": pa.date32()})
-    sizes = {"entry_bytes": 1 << 20, "max_entry_bytes": 1 << 20, "partition": 0}
+    sizes = {"entry_bytes": 1 << 20, "max_entry_bytes": 1 << 20, "places": RowPlaces(0)}
     ((entry, rows),) = entries_of(iter([batch]), schema, compression=None, names=ANY_CASE, **sizes)
     (found,) = batches_in(memoryview(entry), WHERE)
     assert (rows, found.schema) == (1, schema)

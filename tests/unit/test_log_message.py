@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,25 @@ def test_messages_must_agree_with_the_request() -> None:
             CommitRequest.from_messages([one, other])
     with pytest.raises(LogReplacedError, match="deleted and created again"):
         CommitRequest.from_messages([one, replace(one, partition=1, log_id="11111111-2222-3333-4444-555555555555")])
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"schema_version": 2}, "partition 1 wrote rows of version 2 of the log's schema, others of version 0: write"),
+        ({"case_sensitive": True}, "partition 1 compared names of columns with regard to case, others without regard"),
+        ({"case_sensitive": True, "schema_version": 2}, "rows of version 2 of the log's schema, others of version 0"),
+    ],
+)
+def test_messages_of_other_columns_say_what_differs(other: dict[str, Any], why: str) -> None:
+    one = replace(message(0), case_sensitive=False)
+    with pytest.raises(InvalidArgumentError, match=why):
+        CommitRequest.from_messages([one, replace(one, partition=1, **other)])
+
+
+def test_a_version_that_no_schema_can_have_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="of version -1 of the log's schema, and there are versions from 0"):
+        CommitRequest.from_messages([replace(message(0), schema_version=-1)])
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -115,6 +116,24 @@ def test_kinds_do_not_mix() -> None:
     assert wider(udt, dict(udt), ANY, "c") is udt
     with pytest.raises(CannotWidenError):
         wider(udt, "double", ANY, "c")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda one: one, array, lambda one: mapping("string", one), lambda one: struct(a=one)]
+)
+def test_types_of_users_do_not_mix(wrap: Callable[[JsonType], JsonType]) -> None:
+    """Their values may be stored alike, or one class may have changed how."""
+    point = {"type": "udt", "class": "x.Point", "pyClass": "x.py.Point", "sqlType": array("double")}
+    others = ({**point, "class": "x.Vector"}, {**point, "sqlType": array("float")})
+    for other in others:
+        with pytest.raises(CannotWidenError) as refused:
+            wider(wrap(point), wrap(other), ANY, "c")
+        assert "udt<x.Point:array<double>>" in f"{refused.value.stored} {refused.value.written}"
+    in_python = {"type": "udt", "pyClass": "__main__.Point", "serializedClass": "gAS1", "sqlType": array("double")}
+    again = {**in_python, "serializedClass": "gAS2", "sqlType": {**array("double"), "containsNull": False}}
+    assert wider(wrap(in_python), wrap(again), ANY, "c") == wrap(in_python), "Python pickles a class anew in each run"
+    with pytest.raises(CannotWidenError):
+        wider(wrap(in_python), wrap({**in_python, "pyClass": "__main__.Other"}), ANY, "c")
 
 
 def test_decimals_stop_at_38_digits() -> None:

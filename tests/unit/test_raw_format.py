@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.log.entries.raw_format import rows, value_array
+from bk_spark.log.entries.row_places import RowPlaces
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 
@@ -21,7 +22,7 @@ def _batch(values: Sequence[bytes | None], data_type: pa.DataType = TYPES[0]) ->
 
 
 def _written(*batches: pa.RecordBatch, limit: int = 1 << 20) -> list[bytes]:
-    return [bytes(payload) for payloads in rows(iter(batches), 2, limit) for payload in payloads]
+    return [bytes(payload) for payloads in rows(iter(batches), RowPlaces(2), limit) for payload in payloads]
 
 
 @pytest.mark.parametrize("data_type", TYPES, ids=str)
@@ -50,7 +51,7 @@ def test_a_value_too_large_is_named_by_row_and_partition(data_type: pa.DataType)
 
 
 def test_rows_before_a_wrong_batch_are_given_first() -> None:
-    batches = rows(iter([_batch([b"good"]), _batch([None])]), 0, 100)
+    batches = rows(iter([_batch([b"good"]), _batch([None])]), RowPlaces(0), 100)
     assert [bytes(payload) for payload in next(batches)] == [b"good"]
     with pytest.raises(InvalidArgumentError):
         next(batches)

@@ -7,15 +7,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bk_spark.bookie.client_counts import ClientCounts
+from bk_spark.datasource.pulsar.offsets import TopicPosition, topics_to_json
 from bk_spark.datasource.stream.behind import Behind
+from bk_spark.datasource.stream.offsets import Position, StreamOffset, ledger_name
 from bk_spark.datasource.stream_metrics import StreamMetrics, metrics_of
 from bk_spark.datasource.task_counts import _Sums
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.pulsar.entry_numbers import NOTHING_YET
 
 PROGRESS = {
     "id": "5b1d",
@@ -67,6 +71,31 @@ def test_a_progress_becomes_metrics() -> None:
 def hear(metrics: StreamMetrics, progress: Mapping[str, object]) -> None:
     """As Spark tells it."""
     metrics.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("offset", "lost"),
+    [
+        (StreamOffset({"a": Position("A", 9, lost=3), "b": Position("B", 9, lost=4)}).to_json(), 7),
+        (StreamOffset({ledger_name(7): Position(7, 9, lost=5)}).to_json(), 5),
+        (topics_to_json({"t-0": TopicPosition(NOTHING_YET, lost=1), "t-1": TopicPosition(NOTHING_YET, lost=2)}), 3),
+        ({"v": 1, "logs": {"a": {"lost": "many"}, "b": None}, "topics": [], "ledger": 7}, 0),
+    ],
+    ids=["logs", "ledger", "topics", "of another source"],
+)
+def test_what_was_lost_is_counted_of_each_kind_of_source(offset: dict[str, Any], lost: int) -> None:
+    for text in (offset, json.dumps(offset)):
+        assert metrics_of({"sources": [{"endOffset": text}]}).values["lost_offsets"] == lost
+    assert metrics_of({"sources": [{"endOffset": offset}] * 2}).values["lost_offsets"] == 2 * lost
+
+
+def test_two_sources_of_one_query_that_read_a_log_are_added() -> None:
+    """Of what one of them does not know, there is no sum."""
+    told = ({"entries": 4, "rows": 40, "bytes": 400}, {"entries": 1, "rows": 10, "bytes": 100}, {"entries": 2})
+    sources = [{"latestOffset": {"v": 1, "behind": {"a": one, f"b{number}": one}}} for number, one in enumerate(told)]
+    assert metrics_of({"sources": sources[:2]}).behind["a"] == {"entries": 5, "rows": 50, "bytes": 500}
+    found = metrics_of({"sources": sources}).behind
+    assert found == {"a": {"entries": 7}, "b0": told[0], "b1": told[1], "b2": told[2]}
 
 
 def test_prometheus_gets_them() -> None:

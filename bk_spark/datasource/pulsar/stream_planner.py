@@ -18,6 +18,7 @@ from bk_spark.datasource.stream.plan import DataLoss
 from bk_spark.datasource.stream.planner import StreamPlanner
 from bk_spark.log.entries.pieces import Pieces
 from bk_spark.log.positions.texts import Edge
+from bk_spark.protocol.errors import NoSuchTopicError
 from bk_spark.protocol.pulsar.transactions import Position as EntryPosition
 
 
@@ -49,8 +50,8 @@ class TopicLoss(DataLoss):
         )
 
     def missing(self, name: str, read_to: int) -> None:
-        """Report that the topic no longer exists. Raises LogRangeGoneError, or warns."""
-        self._report(name, read_to, read_to, f"topic {name}, which the query has read, no longer exists")
+        """Report that the topic no longer exists. Raises NoSuchTopicError, or warns."""
+        self._absent(NoSuchTopicError, name, read_to, f"topic {name}, which the query has read, no longer exists")
 
     def _text(self, name: str, number: int) -> str:
         position = self._sources.partitions()[name].numbers.position(number)

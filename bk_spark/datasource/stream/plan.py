@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bk_spark.datasource.stream.offsets import Position, StreamOffset
-from bk_spark.protocol.errors import LogRangeGoneError, LogReplacedError, NoSuchLogError
+from bk_spark.protocol.errors import CallerError, LogRangeGoneError, LogReplacedError, NoSuchLogError
 
 _LOG: Final = logging.getLogger(__name__)
 _REMEDY: Final = (
@@ -76,8 +76,11 @@ class DataLoss:
     def missing(self, name: str, read_to: int) -> None:
         """Report that log ``name``, read up to ``read_to``, no longer exists. Raises NoSuchLogError, or warns."""
         what = f"log {name}, which the query has read up to offset {read_to}, no longer exists"
+        self._absent(NoSuchLogError, name, read_to, what)
+
+    def _absent(self, error: type[CallerError], name: str, read_to: int, what: str) -> None:
         if self._fail:
-            raise NoSuchLogError(f"{what}{_REMEDY}")
+            raise error(f"{what}{_REMEDY}")
         self._warn(name, read_to, read_to, what)
 
     def _report(self, name: str, start: int, end: int, what: str) -> None:

@@ -45,7 +45,7 @@ from bk_spark.protocol.machine import EndedBy, StepMachine
 async def read(log: BlockingLog, start: int, end: int) -> AsyncGenerator[LogBlock, None]:
     """See :meth:`bk_spark.log.reader.LogReader.read`."""
     machine = ReadRange(log.name, start, end)
-    performer = _Performer(log)
+    performer = Performer(log)
     await run_in_turn(StepMachine(machine.plan_steps()), performer.perform_event)
     async with aclosing(performer.blocks(machine.read_steps())) as blocks:
         async for block in blocks:
@@ -56,7 +56,7 @@ async def follow(log: BlockingLog, start: int, max_wait_ms: int | None) -> Async
     """See :meth:`bk_spark.log.reader.LogReader.follow`."""
     if max_wait_ms is not None and max_wait_ms < 0:
         raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
-    async with aclosing(_Performer(log).blocks(Follow(log.name, start, max_wait_ms).steps())) as blocks:
+    async with aclosing(Performer(log).blocks(Follow(log.name, start, max_wait_ms).steps())) as blocks:
         async for block in blocks:
             yield block
 
@@ -73,7 +73,7 @@ class _LoopEvent:
             self._loop.call_soon_threadsafe(self.event.set)
 
 
-class _Performer:
+class Performer:
     """Performs the actions of machines that read entries, as that of the blocking reader does."""
 
     def __init__(self, log: BlockingLog) -> None:
@@ -105,6 +105,7 @@ class _Performer:
             raise machine.outcome.error
 
     async def perform_event(self, action: ReaderAction) -> ReaderEvent:
+        """Perform an action that gives no block. Raises the action's error."""
         found = await self._perform(action)
         assert not isinstance(found, LogBlock), action
         return found
@@ -168,6 +169,9 @@ class _Performer:
         return tail.base_offset + confirmed + 1 - tail.first_entry
 
     async def _await_change(self, until_ms: float | None) -> ReaderEvent:
+        if self._changed.event.is_set():
+            # With no time left, Python 3.11's wait_for does not even look.
+            return Changed()
         left_s = None if until_ms is None else max(0.0, until_ms - _now_ms()) / 1000
         try:
             await asyncio.wait_for(self._changed.event.wait(), left_s)

@@ -23,7 +23,8 @@ from bk_spark.log.entries.arrow_checks import (
 )
 from bk_spark.log.entries.fit import fitted, position_in
 from bk_spark.log.entries.projection import Projection
-from bk_spark.log.formats.schema_merge import EXACT, Names
+from bk_spark.log.entries.row_places import RowPlaces
+from bk_spark.log.formats.schema_merge import Names
 from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
 
 #: Compression that saves less than a tenth costs more, in CPU time of reader and writer, than it saves at the bookies.
@@ -42,21 +43,21 @@ def entries_of(
     compression: str | None,
     entry_bytes: int,
     max_entry_bytes: int,
-    partition: int,
-    names: Names = EXACT,
+    places: RowPlaces,
+    names: Names,
 ) -> Iterator[tuple[pa.Buffer, int]]:
     """Split and join ``batches`` into entries of about ``entry_bytes`` before compression. Yields (entry, row count).
 
     A large batch is cut into parts of one size, 0.6 to 1.2 times ``entry_bytes``, so that few entries have rows of
     several batches: whoever reads them pays for each batch.
 
-    The batches have the columns of ``schema`` by name, in types that widen to those there. An entry that does not
-    become at least a tenth smaller is written without compression.
+    The batches have the columns of ``schema`` by name, compared as ``names`` says, in types that widen to those there.
+    An entry that does not become at least a tenth smaller is written without compression.
 
-    Raises InvalidArgumentError for a single row larger than ``max_entry_bytes``. The error names the row by its number
-    within ``partition``, from 0.
+    Raises InvalidArgumentError for a single row larger than ``max_entry_bytes``. The error says where the row is, by
+    ``places``.
     """
-    writer = _EntryWriter(schema, compression, max_entry_bytes, partition)
+    writer = _EntryWriter(schema, compression, max_entry_bytes, places)
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0.0
     for batch in batches:
@@ -163,15 +164,15 @@ class _CompressionTrials:
 
 
 class _EntryWriter:
-    """Writes entries of one partition and counts its rows."""
+    """Writes entries and counts the rows in them."""
 
-    def __init__(self, schema: pa.Schema, compression: str | None, max_entry_bytes: int, partition: int) -> None:
+    def __init__(self, schema: pa.Schema, compression: str | None, max_entry_bytes: int, places: RowPlaces) -> None:
         self._schema = schema
         self._plain = pa.ipc.IpcWriteOptions()
         self._packed = pa.ipc.IpcWriteOptions(compression=compression)
         self._trials = None if compression is None else _CompressionTrials()
         self._max_entry_bytes = max_entry_bytes
-        self._partition = partition
+        self._places = places
         self._rows = 0
 
     def write(self, parts: list[pa.RecordBatch]) -> Iterator[tuple[pa.Buffer, int]]:
@@ -222,6 +223,6 @@ class _EntryWriter:
             size = f"takes {taken_bytes} bytes without compression"
             limit = f"a reader takes at most {MAX_ENTRY_MEMORY_BYTES}"
         return InvalidArgumentError(
-            f"row {self._rows} of partition {self._partition} {size} (column {largest} has most of them); {limit}: "
+            f"{self._places.of(self._rows)} {size} (column {largest} has most of them); {limit}: "
             f"split the row, or store column {largest} elsewhere and write a reference to it"
         )

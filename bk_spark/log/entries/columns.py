@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from bk_spark.log.formats.schema_merge import udt_class
+
 #: Names in messages, where they are not those of the JSON form.
 _SIMPLE: Final = {
     "byte": "tinyint",
@@ -69,8 +71,8 @@ class UserDefined:
 
     @property
     def simple(self) -> str:
-        """Not what Spark shows, which is the class's own name: all types of users have the same one here."""
-        return "udt"
+        """The class, and how its values are stored. Spark shows what the class says."""
+        return f"udt<{udt_class(self.json)}:{self.stored.simple}>"
 
 
 @dataclass(frozen=True, slots=True)

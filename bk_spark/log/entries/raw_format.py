@@ -8,16 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from bk_spark.bookie.reading.arrow import binary_array
+from bk_spark.log.entries.row_places import RowPlaces
 from bk_spark.log.entries.schema_checks import VALUE
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 
 
-def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int) -> Iterator[Payloads]:
+def rows(batches: Iterator[pa.RecordBatch], places: RowPlaces, max_value_bytes: int) -> Iterator[Payloads]:
     """Yield the values of a task's batches as payloads, without copying. Skips empty batches.
 
-    Raises InvalidArgumentError for a null and for a value of more than ``max_value_bytes``. The error names the row by
-    its number within ``partition``, from 0.
+    Raises InvalidArgumentError for a null and for a value of more than ``max_value_bytes``. The error says where the
+    row is, by ``places``.
     """
     row_number = 0
     for batch in batches:
@@ -26,7 +27,7 @@ def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int
             if column.null_count:
                 row = row_number + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                 raise InvalidArgumentError(
-                    f"column {VALUE} is null in row {row} of partition {partition}: entryFormat raw needs a value in "
+                    f"column {VALUE} is null in {places.of(row)}: entryFormat raw needs a value in "
                     f"every row; leave such rows out, for example with .where({VALUE} IS NOT NULL)"
                 )
             payloads = _payloads_of(column)
@@ -34,8 +35,8 @@ def rows(batches: Iterator[pa.RecordBatch], partition: int, max_value_bytes: int
             if int(sizes.max()) > max_value_bytes:
                 first = int(np.argmax(sizes > max_value_bytes))
                 raise InvalidArgumentError(
-                    f"column {VALUE} has {int(sizes[first])} bytes in row {row_number + first} of partition "
-                    f"{partition}; a bookie's frame limit allows {max_value_bytes}: split the value, or store it "
+                    f"column {VALUE} has {int(sizes[first])} bytes in {places.of(row_number + first)}; "
+                    f"a bookie's frame limit allows {max_value_bytes}: split the value, or store it "
                     "elsewhere and write a reference to it"
                 )
             yield payloads

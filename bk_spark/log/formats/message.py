@@ -271,11 +271,23 @@ class CommitRequest:
                 f"of application {self.app!r}, run {self.run}, query {self.query_id}, batch {self.batch_id} (the "
                 f"query's {self.query_batch_id})"
             )
-        columns = (message.schema_version, message.case_sensitive)
-        if columns != (self.schema_version, self.case_sensitive) or not 0 <= columns[0] < MAX_SCHEMA_VERSIONS:
+        if not 0 <= message.schema_version < MAX_SCHEMA_VERSIONS:
             raise InvalidArgumentError(
-                f"partition {message.partition} wrote rows of version {columns[0]} of the log's schema, others of "
-                f"version {self.schema_version}: write all partitions with the same columns"
+                f"partition {message.partition} wrote rows of version {message.schema_version} of the log's schema, "
+                f"and there are versions from 0 to {MAX_SCHEMA_VERSIONS - 1}: give the version of the log's columns"
+            )
+        if message.schema_version != self.schema_version:
+            raise InvalidArgumentError(
+                f"partition {message.partition} wrote rows of version {message.schema_version} of the log's schema, "
+                f"others of version {self.schema_version}: write all partitions with the same columns"
+            )
+        if message.case_sensitive != self.case_sensitive:
+            own, others = (
+                "with regard to case" if one.case_sensitive else "without regard to case" for one in (message, self)
+            )
+            raise InvalidArgumentError(
+                f"partition {message.partition} compared names of columns {own}, others {others}: write all partitions "
+                "with the same spark.sql.caseSensitive"
             )
 
 

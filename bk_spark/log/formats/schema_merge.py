@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -159,10 +159,18 @@ def type_text(json_type: JsonType) -> str:
             return f"array<{type_text(element)}>"
         case {"type": "map", "keyType": key, "valueType": value}:
             return f"map<{type_text(key)},{type_text(value)}>"
+        case {"type": "udt", **rest}:
+            # The class in Python may be in the text as well, pickled. That differs from process to process.
+            return f"udt<{udt_class(rest)}:{type_text(rest.get('sqlType'))}>"
         case {"type": other}:
             return str(other)
         case _:
             return _SQL_NAMES.get(str(json_type), str(json_type))
+
+
+def udt_class(json_type: Mapping[Any, Any]) -> str:
+    """Return the name of a user-defined type's class: in Java if it has one, otherwise in Python."""
+    return str(json_type.get("class") or json_type.get("pyClass"))
 
 
 def same_fields(one: Sequence[JsonField], other: Sequence[JsonField], names: Names) -> bool:

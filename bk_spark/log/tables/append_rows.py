@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from bk_spark.log.entries import arrow_format, raw_format
+from bk_spark.log.entries.row_places import RowPlaces
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.formats.schema_merge import EXACT, Names
 from bk_spark.log.tables.append_ledgers import OpenLedger, TaskLedgers
@@ -72,25 +73,33 @@ def append_rows(
     """
     writer = TaskWriter(ledgers)
     try:
-        if form.schema is None:
-            for payloads in raw_format.rows(batches, partition, form.max_payload_bytes):
-                writer.append(payloads, len(payloads))
-        else:
-            entries = arrow_format.entries_of(
-                batches,
-                form.schema,
-                compression=form.compression,
-                entry_bytes=min(form.entry_bytes, form.max_payload_bytes),
-                max_entry_bytes=form.max_payload_bytes,
-                partition=partition,
-                names=form.names,
-            )
-            for entry, rows in entries:
-                writer.append(Payloads.of([memoryview(entry)]), rows)
+        for payloads, rows in payloads_of(batches, form, RowPlaces(partition)):
+            writer.append(payloads, rows)
         return writer.finish()
     except BaseException:
         writer.abandon()
         raise
+
+
+def payloads_of(
+    batches: Iterator[pa.RecordBatch], form: EntryForm, places: RowPlaces
+) -> Iterator[tuple[Payloads, int]]:
+    """Yield rows as entries, and how many rows they hold. Raises InvalidArgumentError for a row that does not fit."""
+    if form.schema is None:
+        for payloads in raw_format.rows(batches, places, form.max_payload_bytes):
+            yield payloads, len(payloads)
+        return
+    entries = arrow_format.entries_of(
+        batches,
+        form.schema,
+        compression=form.compression,
+        entry_bytes=min(form.entry_bytes, form.max_payload_bytes),
+        max_entry_bytes=form.max_payload_bytes,
+        places=places,
+        names=form.names,
+    )
+    for entry, rows in entries:
+        yield Payloads.of([memoryview(entry)]), rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from bk_spark.log.entries import arrow_format, raw_format
+from bk_spark.log.entries.row_places import RowPlaces, RowRun
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.tables.append_ledgers import TaskLedgers
-from bk_spark.log.tables.append_rows import EntryForm, TaskWriter
-from bk_spark.protocol.entries.payloads import Payloads
+from bk_spark.log.tables.append_rows import EntryForm, TaskWriter, payloads_of
 from bk_spark.protocol.errors import InvalidArgumentError
 
 #: Bytes of rows that one task gathers for all its logs.
@@ -31,7 +30,14 @@ class _Route:
     writer: TaskWriter
     form: EntryForm
     waiting: list[pa.RecordBatch] = field(default_factory=list)
+    #: Where the waiting rows were in the task.
+    runs: list[RowRun] = field(default_factory=list)
     waiting_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that the waiting rows take, and their places."""
+        return self.waiting_bytes + sum(run.size_bytes for run in self.runs)
 
 
 class RoutedRows:
@@ -90,7 +96,7 @@ class RoutedRows:
         rest = batch.drop_columns([self._column])
         encoded = names.dictionary_encode()
         if len(encoded.dictionary) == 1:
-            self._gather(encoded.dictionary[0].as_py(), rest)
+            self._gather(encoded.dictionary[0].as_py(), rest, RowRun(self._row_number, rest.num_rows))
             return
         # One sort finds the rows of every log, in their order.
         codes = encoded.indices.to_numpy(zero_copy_only=False)
@@ -99,10 +105,11 @@ class RoutedRows:
         sorted_rows = rest.take(pa.array(order))
         start = 0
         for name, end in zip(encoded.dictionary.to_pylist(), ends.tolist(), strict=True):
-            self._gather(name, sorted_rows.slice(start, end - start))
+            run = RowRun(self._row_number, end - start, order[start:end])
+            self._gather(name, sorted_rows.slice(start, end - start), run)
             start = end
 
-    def _gather(self, name: str, rows: pa.RecordBatch) -> None:
+    def _gather(self, name: str, rows: pa.RecordBatch, run: RowRun) -> None:
         route = self._routes.get(name)
         if route is None:
             if len(self._routes) == self._max_logs:
@@ -112,30 +119,19 @@ class RoutedRows:
                 )
             ledgers, form = self._open_log(name)
             route = self._routes[name] = _Route(TaskWriter(ledgers), form)
-        if route.form.schema is None:
-            for payloads in raw_format.rows(iter((rows,)), self._partition, route.form.max_payload_bytes):
-                route.writer.append(payloads, len(payloads))
-            return
         route.waiting.append(rows)
+        route.runs.append(run)
         route.waiting_bytes += rows.nbytes
-        if route.waiting_bytes >= route.form.entry_bytes:
+        # A row of a raw log is an entry, so that nothing is gained by waiting.
+        if route.form.schema is None or route.waiting_bytes >= route.form.entry_bytes:
             self._send(route)
-        while sum(one.waiting_bytes for one in self._routes.values()) > MAX_GATHERED_BYTES:
-            self._send(max(self._routes.values(), key=lambda one: one.waiting_bytes))
+        while sum(one.held_bytes for one in self._routes.values()) > MAX_GATHERED_BYTES:
+            self._send(max(self._routes.values(), key=lambda one: one.held_bytes))
 
     def _send(self, route: _Route) -> None:
         if not route.waiting:
             return
-        assert route.form.schema is not None
-        form = route.form
-        entries = arrow_format.entries_of(
-            iter(route.waiting),
-            form.schema,
-            compression=form.compression,
-            entry_bytes=min(form.entry_bytes, form.max_payload_bytes),
-            max_entry_bytes=form.max_payload_bytes,
-            partition=self._partition,
-        )
-        for entry, count in entries:
-            route.writer.append(Payloads.of([memoryview(entry)]), count)
-        route.waiting, route.waiting_bytes = [], 0
+        places = RowPlaces(self._partition, route.runs)
+        for payloads, rows in payloads_of(iter(route.waiting), route.form, places):
+            route.writer.append(payloads, rows)
+        route.waiting, route.runs, route.waiting_bytes = [], [], 0

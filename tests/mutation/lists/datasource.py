@@ -106,6 +106,30 @@ MUTATIONS: Final = (
         ("tests/unit/test_datasource_write_task.py::test_the_range_ends_at_the_last_acknowledged_entry",),
     ),
     Mutation(
+        "Rows for several logs are compared with the columns of logs as those for one log.",
+        "bk_spark/log/tables/append_rows.py",
+        "        names=form.names,\n",
+        "        names=EXACT,\n",
+        ("tests/unit/test_datasource_write_task.py::test_rows_for_several_logs_find_columns_as_those_for_one_do",),
+    ),
+    Mutation(
+        "A wrong row is named by its number in the task.",
+        "bk_spark/log/tables/routed_rows.py",
+        "RowRun(self._row_number, end - start, order[start:end])",
+        "RowRun(self._row_number, end - start)",
+        (
+            "tests/unit/test_datasource_write_task.py"
+            "::test_a_wrong_row_has_its_number_in_the_task_whatever_log_it_names",
+        ),
+    ),
+    Mutation(
+        "What was lost of topics is counted.",
+        "bk_spark/datasource/stream_metrics.py",
+        'for kind in ("logs", "topics"):',
+        'for kind in ("logs",):',
+        ("tests/unit/test_stream_metrics.py::test_what_was_lost_is_counted_of_each_kind_of_source",),
+    ),
+    Mutation(
         "A task whose run was retired does not go on in another ledger.",
         "bk_spark/log/tables/append_rows.py",
         "        self._ledgers.check_run()\n",
