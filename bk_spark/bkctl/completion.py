@@ -55,6 +55,8 @@ def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[_Level]:
         words |= {choice.dest: choice.help or "" for choice in action._choices_actions}
     for action in parser._actions:
         choices = tuple(map(str, action.choices or ()))
+        if action.help is argparse.SUPPRESS:
+            continue
         if action.option_strings:
             meaning = (action.help or "") % {**vars(action), "prog": parser.prog}
             words |= dict.fromkeys(action.option_strings, meaning)

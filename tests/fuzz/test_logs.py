@@ -170,6 +170,8 @@ def test_numbers_of_a_head() -> None:
         )
         first_offset, next_offset, first_page, tail_page, _ = numbers
         is_sound = first_offset <= next_offset and first_page <= tail_page and max(numbers) < 2**63
+        # A list of so many pages has no length.
+        is_sound = is_sound and tail_page < 2**63 - 1
         assert isinstance(found, Head) == is_sound, numbers
         if isinstance(found, Head):
             assert tuple(getattr(found, name) for name in names) == numbers

@@ -16,6 +16,7 @@ import pytest
 
 import bk_spark
 from bk_spark.bkctl import main
+from bk_spark.bkctl.command_line.common import iso_time
 from bk_spark.bkctl.command_line.parser import commands_of, make_parser, parsers_of
 from bk_spark.bookie.blocking import BlockingClient
 from bookie_server.local import LocalCluster
@@ -158,6 +159,12 @@ def test_commands_that_apache_has_have_the_names_of_its_shell() -> None:
     assert set(apaches.split()) <= set(commands_of(make_parser()))
 
 
+def test_a_time_that_no_calendar_has_is_printed_as_a_number() -> None:
+    """One damaged head ended the list of all logs."""
+    assert iso_time(0) == "1970-01-01T00:00:00.000Z"
+    assert iso_time(2**63 - 1) == "9223372036854775807 ms"
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
@@ -229,6 +236,7 @@ def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFi
         (["log", "retention", "x", "--size", "-3"], "argument --size: '-3' must be a number of bytes, or one with"),
         (["log", "create", "x", "--digest-type", "MD5"], "argument --digest-type: invalid choice: 'MD5'"),
         (["log", "wipe"], "argument list|show|history|read"),
+        (["log", "list", "--password", "s3cret"], "write it into a file, and name it: --password-file FILE"),
         (["log", "read", "x", "--count", "-3"], "argument --count: '-3' must be a whole number"),
         (["ledger", "show", "x"], "argument LEDGER: 'x' must be a whole number"),
     ],
@@ -242,6 +250,7 @@ def test_a_wrong_command_line_is_told_in_one_line(
     error = capsys.readouterr().err
     assert text in error
     assert error.startswith("bkctl ")
+    assert "s3cret" not in error
     assert len(error.splitlines()) == 1
 
 

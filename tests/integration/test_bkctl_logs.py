@@ -515,6 +515,17 @@ def test_a_log_whose_open_end_was_deleted_says_so_and_shows_what_is_sealed(
         log.scan(["value"], end=31)
     rows = log.scan(["value"], as_of=29).to_arrow()["value"].to_pylist()
     assert rows == [b"row %d" % n for n in range(30)]
+    # Readers give what is certain before the error.
+    reader = log.open_reader()
+    seen: list[bytes] = []
+    assert sum(len(block.payloads) for block in reader.read(0, 30)) == 30
+    with pytest.raises(NoSuchLedgerError, match="bkctl log give-up-tail"):
+        list(reader.read(0, 31))
+    with pytest.raises(NoSuchLedgerError, match="bkctl log give-up-tail"):
+        seen.extend(bytes(payload) for block in reader.follow(0) for payload in block.payloads)
+    assert seen == rows
+    assert (log.as_of(29).next_offset, log.history(limit=1)[1][0].end_offset) == (30, 30)
+    assert "was deleted" in bkctl("verify", "events").out
     # What is lost is given up on the operator's word, and the log goes on behind it.
     assert "give --yes" in bkctl.fails("give-up-tail", "events", "--entries", 100)
     dry = bkctl.ok("give-up-tail", "events", "--entries", 100, "--dry-run").out

@@ -89,8 +89,11 @@ def password(options: argparse.Namespace) -> bytes:
 
 
 def iso_time(time_ms: int) -> str:
-    """Format as ISO 8601 in UTC with milliseconds."""
-    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    """Format as ISO 8601 in UTC with milliseconds. A time that no calendar has, of a damaged znode, stays a number."""
+    try:
+        moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError):
+        return f"{time_ms} ms"
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z"
 
 

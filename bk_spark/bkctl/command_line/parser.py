@@ -52,6 +52,15 @@ def subcommands_of(parser: argparse.ArgumentParser) -> list[Any]:
     return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
 
 
+class _Refused(argparse.Action):
+    """A password on the command line, which other users of the machine could see."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(
+            "a password is not given on the command line: write it into a file, and name it: --password-file FILE"
+        )
+
+
 def _share(parser: argparse.ArgumentParser) -> None:
     """Add the common options. They may also precede the command, so each parser stores only the ones it was given."""
     options: Any = parser.add_argument_group("options of all commands", argument_default=argparse.SUPPRESS)
@@ -66,6 +75,8 @@ def _share(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with the password of the ledgers or of the log; default: the empty password",
     )
+    # Otherwise argparse takes it for the option above, and the error shows the password.
+    options.add_argument("--password", action=_Refused, help=argparse.SUPPRESS)
     options.add_argument(
         "--client-conf",
         metavar="FILE",

@@ -210,7 +210,7 @@ def decode_head(data: bytes, path: str) -> Head:
     is_recorded = message.format_version > 1
     if (
         not head.list_offset <= head.first_offset <= head.next_offset <= _MAX_INT64
-        or not head.first_page <= head.tail_page <= _MAX_INT64
+        or not head.first_page <= head.tail_page < _MAX_INT64
         or is_recorded != (head.kept_offset is not None)
     ):
         raise MetadataFormatError(f"head of a log {path} is damaged: {head}")
