@@ -1,14 +1,19 @@
 """Compares our self-healing with Apache's on the same loss: time to full replication, traffic, and other writers.
 
 A cluster of ZooKeeper and five of our bookies is written once, and saved. For each round and each daemon, ours and
-Apache's, in alternating order, the files are restored, the cluster and the daemon start, and a writer adds 100 entries
-of 1 KiB a second to bookies that stay. Then the bookie that most ledgers name is killed for good. The run ends when no
-ledger is marked and no metadata name the bookie. A sample of the entries is then read at every member.
+Apache's, in alternating order, the files are restored and synced, the cluster and the daemon start, and a writer adds
+100 entries of 1 KiB a second to bookies that stay. Then the bookie that most ledgers name is killed for good. The
+repair ends when no ledger is marked and no metadata name the bookie. A sample of the entries is then read at every
+member.
+
+The writer's adds are measured before the loss and after the repair, when the copies are flushed, and in between from
+the end of the lost bookie's session to full replication. What the loss itself costs is a figure of its own: until its
+session ends, nobody repairs anything.
 
 Cases: ``many`` are 1,000 ledgers of 1 MB; ``one`` is a ledger of 1 GB. Ledgers are closed, 3/3/3, CRC32C.
 
 Both daemons are processes of their own with the same configuration: ``lostBookieRecoveryDelay=0``, no rate limits, no
-other checks, else their defaults. So ours repairs four ledgers at once (see ``--at-once``), and Apache's one. Apache's
+other checks, else their defaults. So both repair one ledger at once (see ``--at-once``). Apache's
 has the JVM options of its own scripts. One round of one case takes some three minutes.
 
 Each figure has the lowest, median and highest value of the rounds for both, and the median ratio ours/Apache's:
@@ -18,13 +23,16 @@ Each figure has the lowest, median and highest value of the rounds for both, and
   marking           from the first mark until every ledger that names the bookie was marked, or is repaired
   repair            from the expiry to full replication
   read, written     bytes of entries that bookies returned and stored, per byte of lost copies, without the writer's
-  writer.p99        of adds from expiry to full replication, over that of the time before the loss
+  writer.p99        of adds from expiry to full replication, over that of adds before the loss and after the repair
   cpu, peak_memory  of the daemon
+
+``writer.slow`` tells for each run in which seconds after the expiry adds were slower than 1.5 times the calm p99.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
@@ -65,7 +73,10 @@ _UNDER_WAY_BYTES: Final = 2 * 3 * 2 * _WRITE_BYTES
 #: Our auditor begins nothing for two session timeouts. This much later both daemons are idle.
 _SETTLE_S: Final = 1.0
 _REPAIR_TIMEOUT_S: Final = 3600.0
-_POLL_S: Final = 0.1
+#: Rare, since the questions themselves take a core from bookies and writer.
+_POLL_S: Final = 0.25
+#: An add is slow if it took so many times the calm p99.
+_SLOW: Final = 1.5
 _AIMS: Final = {"read": 1.0, "written": 1.0, "writer.p99": 1.5}
 _AIMS_BESIDE_APACHE: Final = {"whole": 1.0, "writer.p99": 1.5}
 #: What checks read of each ledger: the first and last entry, at the member that stays and at the new one.
@@ -74,10 +85,12 @@ _CHECKED_ENTRIES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``before_s``: how long the writer is measured before the loss. ``zk_timeout_ms`` is for bookies and daemons.
-    ``at_once``: ledgers that our daemon repairs at once."""
+    """``calm_s``: how long the writer is measured before the loss, and again after the repair. ``zk_timeout_ms`` is for
+    bookies and daemons. ``at_once``: ledgers that our daemon repairs at once."""
 
-    before_s: float = 20.0
+    calm_s: float = 15.0
+    #: So long after a repair its copies are in entry logs: ``flushInterval`` and the pauses of a flush, and a second.
+    flushed_s: float = 14.0
     zk_timeout_ms: int = 6_000
     at_once: int | None = None
     #: More keys of our daemon's configuration.
@@ -88,7 +101,7 @@ def main(arguments: list[str]) -> None:
     options = _parse(arguments)
     begun = time.monotonic()
     ours = dict(options.ours)
-    settings = Settings(2.0, 2_000, ours=ours) if options.quick else Settings(at_once=options.at_once, ours=ours)
+    settings = Settings(2.0, 1.0, 2_000, ours=ours) if options.quick else Settings(at_once=options.at_once, ours=ours)
     scale, rounds = (0.01, 1) if options.quick else (options.scale, options.rounds)
     for name in options.cases:
         with tempfile.TemporaryDirectory(prefix="bk-bench-", dir=options.directory) as text:
@@ -146,8 +159,8 @@ def _run(saved: SavedCluster, kind: str, directory: Path, settings: Settings) ->
         time.sleep(2 * settings.zk_timeout_ms / 1000 + _SETTLE_S)
         with SteadyWriter(uri, victim, _WRITES_PER_S, _WRITE_BYTES) as writer:
             time.sleep(_WARM_UP_S)
-            calm_s = time.monotonic()
-            time.sleep(settings.before_s)
+            begun_s = time.monotonic()
+            time.sleep(settings.calm_s)
             pids = [server.pid for server in (*cluster.zookeepers, *cluster.bookies, daemon) if server.pid]
             usage = _Usage([*pids, writer.pid, os.getpid()])
             assert daemon.pid is not None
@@ -159,11 +172,18 @@ def _run(saved: SavedCluster, kind: str, directory: Path, settings: Settings) ->
             cpu, traffic = cpu_seconds(daemon.pid) - cpu, saved.traffic(cluster).since(traffic)
             counted_s = time.monotonic()
             peak_mib, others = peak_resident_mib(daemon.pid), usage.others()
+            time.sleep(settings.flushed_s)
+            settled_s = time.monotonic()
+            time.sleep(settings.calm_s)
+            ended_s = time.monotonic()
             writer.stop()
         watch.check_copies(saved)
     own = writer.acknowledged(lost_s, counted_s) * 3
     own_bytes = own * (saved.case.stored_entry_bytes - saved.case.entry_bytes + _WRITE_BYTES)
-    before, meanwhile = writer.latencies_ms(calm_s, lost_s), writer.latencies_ms(expired_s, whole_s)
+    before, after = writer.latencies_ms(begun_s, lost_s), writer.latencies_ms(settled_s, ended_s)
+    meanwhile = writer.latencies_ms(expired_s, whole_s)
+    calm = p99(before + after)
+    _tell_slow(saved.case, kind, writer, _SLOW * calm, (expired_s, whole_s))
     return {
         "whole": whole_s - lost_s,
         "detection": expired_s - lost_s,
@@ -175,8 +195,10 @@ def _run(saved: SavedCluster, kind: str, directory: Path, settings: Settings) ->
         "entries_read": traffic.read_entries / saved.needed_entries,
         "entries_written": (traffic.written_entries - own) / saved.needed_entries,
         "writer.p99_before": p99(before),
+        "writer.p99_loss": p99(writer.latencies_ms(lost_s, expired_s)),
         "writer.p99_meanwhile": p99(meanwhile),
-        "writer.p99": p99(meanwhile) / p99(before),
+        "writer.p99_after": p99(after),
+        "writer.p99": p99(meanwhile) / calm,
         "writer.adds_meanwhile": len(meanwhile),
         "cpu": cpu,
         "peak_memory": peak_mib,
@@ -209,6 +231,19 @@ def _follow(watch: LossWatch, saved: SavedCluster, daemon: AutoRecovery) -> tupl
         if asked_s > deadline:
             raise TimeoutError(daemon.failure(f"{len(marked)} ledgers are still marked"))
         time.sleep(max(0.0, asked_s + _POLL_S - time.monotonic()))
+
+
+def _tell_slow(case: Case, kind: str, writer: SteadyWriter, limit_ms: float, repair_s: tuple[float, float]) -> None:
+    """Tell in which seconds of the repair adds took more than ``limit_ms``, and how many."""
+    since_s, until_s = repair_s
+    each_s = {}
+    for second in range(math.ceil(until_s - since_s)):
+        due = writer.latencies_ms(since_s + second, min(until_s, since_s + second + 1))
+        each_s[second] = sum(latency_ms > limit_ms for latency_ms in due)
+    figure(
+        NAME, f"{case.name}.writer.slow", sum(each_s.values()), "adds", daemon=kind, limit_ms=round(limit_ms, 2),
+        by_second={second: slow for second, slow in each_s.items() if slow},
+    )  # fmt: skip
 
 
 def _alive(daemon: AutoRecovery) -> bool:
@@ -262,7 +297,13 @@ class _Usage:
         return max(0.0, (all_now - all_before - own) / (time.monotonic() - self._began))
 
 
-_UNITS: Final = {"writer.p99_before": "ms", "writer.p99_meanwhile": "ms", "writer.adds_meanwhile": "adds"}
+_UNITS: Final = {
+    "writer.p99_before": "ms",
+    "writer.p99_loss": "ms",
+    "writer.p99_meanwhile": "ms",
+    "writer.p99_after": "ms",
+    "writer.adds_meanwhile": "adds",
+}
 _UNITS_OF_TIMES: Final = dict.fromkeys(("whole", "detection", "first_mark", "marking", "repair", "cpu"), "s")
 
 

@@ -136,7 +136,11 @@ class AutoRecoveryConfig(ZooKeeperSettings):
         "Entries that are copied together, at most. A batch is also limited to 256 KiB.",
     )
     ledgers_repaired_at_once: int = key(
-        "rereplicationLedgersAtOnce", "4", whole(1, 1000), "Ledgers that this process repairs at the same time."
+        "rereplicationLedgersAtOnce",
+        "1",
+        whole(1, 1000),
+        "Ledgers that this process repairs at the same time. With one, clients wait least. More are faster where "
+        "ledgers are small and ZooKeeper is far away. Not a key of Apache's.",
     )
 
     sasl_auditor_section: str = key(

@@ -38,6 +38,8 @@ _LOG: Final = logging.getLogger(__name__)
 #: The pause before a check that failed begins again, and between two reports of progress.
 _PAUSE_S: Final = 5.0
 _REPORT_INTERVAL_S: Final = 60.0
+#: Ledgers that are checked at the same time.
+_LEDGERS_AT_ONCE: Final = 4
 
 
 class DataCheckRunner:
@@ -86,7 +88,7 @@ class DataCheckRunner:
         ledger_ids = await self._own.in_limbo()
         if ledger_ids:
             _LOG.info("check of the data begins: %d ledgers are in limbo", len(ledger_ids))
-        check = DataCheck(ledger_ids, self._config.ledgers_repaired_at_once)
+        check = DataCheck(ledger_ids, _LEDGERS_AT_ONCE)
         self.progress = check.progress
         if not ledger_ids:
             return

@@ -71,7 +71,7 @@ class WorkerSettings:
         The longest pause of a ledger that cannot be repaired.
     """
 
-    at_once: int = 4
+    at_once: int = 1
     backoff_ms: int = 5_000
     longest_pause_ms: int = 300_000
 

@@ -29,4 +29,5 @@ def test_a_lost_bookie_costs_the_bytes_of_its_copies(
     assert figures["many.read"]["value"] >= 0.95
     assert figures["many.written"]["value"] >= 0.5
     assert figures["many.whole"]["value"] > figures["many.repair"]["value"] > 0
-    assert figures["aim.many.written"]["aim"] == 1
+    # The writer's adds that were under way when bytes were counted make it uncertain by a little.
+    assert 1 <= figures["aim.many.written"]["aim"] < 1.01

@@ -48,7 +48,6 @@ class Three:
                 httpServerEnabled="true",
                 httpServerPort=str(free_port()),
                 httpServerTokenFile=token_file(base),
-                rereplicationLedgersAtOnce="2",
             )
             for name in ("first", "second", "third")
         ]

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from bk_spark.protocol.replication.copying.copy_pace import _MOST_KINDS, CopyPace, CopyRequest
+from bk_spark.protocol.replication.copying.copy_pace import _CREDIT_BYTES, _MOST_KINDS, CopyPace, CopyRequest
 from tests.support.kept import kept
 
 pytestmark = pytest.mark.unit
@@ -146,6 +146,28 @@ def test_the_pace_does_not_grow_while_nobody_needs_it() -> None:
     assert pace.bytes_per_s == LEAST
 
 
+def test_a_worker_makes_up_for_a_short_pause() -> None:
+    """It copies nothing while it changes the metadata of a ledger, and begins the next one as if it had not paused."""
+    pace, now_ms, copied = CopyPace(LEAST), 10_000.0, 0
+    for _ in range(100):
+        for _ in range(4):
+            now_ms += pace.take(BATCH_BYTES, now_ms)
+            copied += BATCH_BYTES
+        # In the first part of it the last batch is still paid.
+        now_ms += (BATCH_BYTES + 0.9 * _CREDIT_BYTES) / LEAST * 1000
+    assert copied / (now_ms - 10_000) * 1000 == pytest.approx(LEAST, rel=0.02)
+
+
+def test_a_long_pause_is_not_made_up() -> None:
+    pace, now_ms = CopyPace(LEAST), 3_600_000.0
+    waits_ms = [pace.take(BATCH_BYTES, now_ms) for _ in range(10)]
+    assert waits_ms[0] == 0
+    # Two batches at once at most: the next one, and the one that was not copied.
+    assert waits_ms[1] * LEAST / 1000 >= BATCH_BYTES - _CREDIT_BYTES
+    assert waits_ms[2] * LEAST / 1000 == pytest.approx(2 * BATCH_BYTES - _CREDIT_BYTES)
+    assert waits_ms[9] * LEAST / 1000 == pytest.approx(9 * BATCH_BYTES - _CREDIT_BYTES)
+
+
 def test_requests_of_another_size_are_not_compared() -> None:
     pace, now_ms = CopyPace(LEAST), 0.0
     small = CopyRequest("b1", True, 1, 100)
@@ -164,8 +186,8 @@ def test_what_bookies_did_long_ago_is_forgotten() -> None:
     pace, now_ms = CopyPace(LEAST), 0.0
     pace.answered(BATCH, 1.0, now_ms)
     for _ in range(15 * 60 * 10):
-        pace.take(BATCH_BYTES, now_ms)
-        pace.take(BATCH_BYTES, now_ms)
+        for _ in range(3):
+            pace.take(BATCH_BYTES, now_ms)
         for _ in range(4):
             pace.answered(BATCH, 10.0, now_ms)
         now_ms += 100

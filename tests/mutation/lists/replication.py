@@ -190,6 +190,20 @@ MUTATIONS: Final = (
         ("tests/unit/test_copy_pace.py::test_copies_make_room_when_clients_come_and_take_it_again_when_they_are_gone",),
     ),
     Mutation(
+        "What was not copied for long is not made up.",
+        "bk_spark/protocol/replication/copying/copy_pace.py",
+        "now_ms - _CREDIT_BYTES * 1000 / self.bytes_per_s)",
+        "0.0)",
+        ("tests/unit/test_copy_pace.py::test_a_long_pause_is_not_made_up",),
+    ),
+    Mutation(
+        "What was not copied for a moment is made up.",
+        "bk_spark/protocol/replication/copying/copy_pace.py",
+        "_CREDIT_BYTES * 1000 / self.bytes_per_s",
+        "0.0",
+        ("tests/unit/test_copy_pace.py::test_a_worker_makes_up_for_a_short_pause",),
+    ),
+    Mutation(
         "What bookies did at rest is forgotten.",
         "bk_spark/protocol/replication/copying/copy_pace.py",
         "self._at_rest_before, self._at_rest = self._at_rest, {}",

@@ -22,6 +22,9 @@ _ONE_LATE_OF: Final = 20
 #: What a decision multiplies the pace by.
 _FASTER: Final = 1.1
 _SLOWER: Final = 0.8
+#: What was not copied may be made up, up to so many bytes. While a worker changes a ledger's metadata, it copies
+#: nothing.
+_CREDIT_BYTES: Final = 256 * 1024
 #: What requests take at rest is forgotten after one to two of these times: bookies and networks change.
 _MEMORY_MS: Final = 300_000.0
 #: Kinds of requests whose time at rest is known, at most. What is above is not judged.
@@ -77,10 +80,10 @@ class CopyPace:
         """
         if self._least <= 0:
             return 0.0
-        begin_ms = max(self._paid_until_ms, now_ms)
+        begin_ms = max(self._paid_until_ms, now_ms - _CREDIT_BYTES * 1000 / self.bytes_per_s)
         self._paid_until_ms = begin_ms + size_bytes * 1000 / self.bytes_per_s
         self._waited |= begin_ms > now_ms
-        return begin_ms - now_ms
+        return max(0.0, begin_ms - now_ms)
 
     def settle(self, size_bytes: int) -> None:
         """Correct what was taken: a batch turned out to have so many bytes more, or less if it is negative."""
