@@ -339,7 +339,7 @@ class Client:
 
         Returns
         -------
-        tuple of BookieRegistration
+        tuple of RegisteredBookie
             The bookies by id, writable and read-only.
 
         Raises

@@ -9,7 +9,7 @@ FileMark = tuple[int, int, int, int]
 
 def file_mark(path: str) -> FileMark | None:
     """Return what changes when a file is written or replaced, also behind a link, or its owner or mode is changed.
-    None: there is none to see."""
+    None if there is no file, or it cannot be seen."""
     try:
         found = os.stat(path)
     except OSError:

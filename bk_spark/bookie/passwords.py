@@ -8,7 +8,7 @@ from bk_spark.protocol.errors import InvalidArgumentError
 
 
 def password_in(path: str | Path, setting: str, remedy: str = "give a file that this process may read") -> bytes:
-    """Return the password in a file, without the line end behind it.
+    """Return the password in a file, without the line end after it.
 
     Parameters
     ----------

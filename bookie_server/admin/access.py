@@ -55,7 +55,7 @@ class AdminAccess:
             self.check_change(authorization)
 
     def check_reading(self, authorization: str) -> None:
-        """Raise HttpError (401) unless who shows this may read."""
+        """Raise HttpError (401) unless the caller with this header may read."""
         if self._reads is not None:
             scheme, credentials = _scheme_and_credentials(authorization)
             shown = _password(credentials) if scheme == "basic" else credentials if scheme == "bearer" else ""
@@ -67,7 +67,7 @@ class AdminAccess:
                 )
 
     def check_change(self, authorization: str) -> None:
-        """Raise HttpError (401, 403) unless who shows this may change something."""
+        """Raise HttpError (401, 403) unless the caller with this header may change something."""
         scheme, credentials = _scheme_and_credentials(authorization)
         shown = credentials if scheme == "bearer" else ""
         if self._changes is None:
@@ -133,8 +133,8 @@ def _password(credentials: str) -> str:
 def client_context(config: AdministrationConfig) -> ssl.SSLContext | None:
     """Return the context with which this process asks other bookies. None if no authority is configured.
 
-    Trusted are the authorities of ``httpServerTrustStorePath``, or those of ``tlsTrustStore``. With the former, bookies
-    ask for a certificate, and the own one is shown. Raises InvalidArgumentError.
+    It trusts the authorities of ``httpServerTrustStorePath``, or else those of ``tlsTrustStore``. With the former,
+    bookies ask for a certificate, so it has the one of this process. Raises InvalidArgumentError.
     """
     trusted = _trusted(config) if config.http_trust_store else trust_store_of(config)
     if not trusted.path:

@@ -1,7 +1,7 @@
 """How many connections the admin API holds, and which of them give way to others.
 
-A slow caller costs others nothing. Who has not sent a whole request, or does not read the response, gives way to a
-newcomer, the oldest first. A request that arrives at once and is read at once is served meanwhile, however many slow
+A slow caller costs others nothing. A newcomer may take the place of a caller that has not sent a whole request, or does
+not read the response: of the oldest one. A caller that sends at once and reads at once is served, however many slow
 callers there are.
 """
 

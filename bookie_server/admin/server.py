@@ -129,7 +129,7 @@ class AdminServer:
             came=self._came,
             spoke=self._spoke,
             left=self.places.leave,
-            # Who begins a handshake and stalls stays a bare socket.
+            # A caller that begins a handshake and stalls remains a bare socket.
             wanted_bytes=None if self._access.tls is None else hello_bytes,
             most_ready=_MOST_READY,
         )

@@ -24,7 +24,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text.strip())
     except re.error as error:
-        raise WrongValueError(f"is no regular expression: {error}") from None
+        raise WrongValueError(f"is not a regular expression: {error}") from None
     return text.strip()
 
 

@@ -27,7 +27,7 @@ from bookie_server.config.texts import given_texts
 _TLS_SWITCH: Final = "tlsProviderFactoryClass"
 _ZK_TLS: Final = "zookeeper.ssl."
 _HTTP_TLS_SWITCH: Final = "httpServerTlsEnable"
-#: Of the keys of TLS, those that concern the admin API, too.
+#: The keys of TLS that concern the admin API, too.
 _OF_HTTP_TOO: Final = ("tls_protocols", "tls_cipher_suites", "tls_refresh_ms")
 _HTTP_STORES: Final = ("httpServerKeyStore", "httpServerTrustStore")
 _DEFAULTS: Final = {field.name: field.default for field in fields(BookieConfig)}

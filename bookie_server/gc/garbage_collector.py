@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 #: The two compactions.
 MINOR: Final = "minor"
 MAJOR: Final = "major"
-#: Those who may suspend them.
+#: The names of those that may suspend compactions.
 OPERATOR: Final = "operator"
 DISKS: Final = "disks"
 

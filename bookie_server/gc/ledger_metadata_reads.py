@@ -101,7 +101,7 @@ class LedgerMetadataReads:
         return found
 
     def unlisted(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those of one range's ledgers that its list lacks. Raises like :meth:`names_in`."""
+        """Return the ledgers of one range that its list lacks. Raises like :meth:`names_in`."""
         path, _, _ = self.path(ledger_ids[0]).rpartition("/")
         names = self.names_in(path)
         return [ledger_id for ledger_id in ledger_ids if self.path(ledger_id)[len(path) + 1 :] not in names]

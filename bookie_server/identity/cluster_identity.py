@@ -22,7 +22,7 @@ class ForeignClusterError(MetadataUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """``cookie`` is the bookie's; ``instance_id`` the only one that it accepts. None: there may be none."""
+    """``cookie`` is the bookie's. ``instance_id`` is the only one that it accepts. None: the cluster must have none."""
 
     root: str
     cookie: Cookie

@@ -100,7 +100,7 @@ def current_directory(directory: str) -> str:
 
 
 def current_directories(directories: Sequence[str]) -> list[str]:
-    """Those of several, in their order."""
+    """The subdirectories of several configured directories, in their order."""
     return [current_directory(directory) for directory in directories]
 
 

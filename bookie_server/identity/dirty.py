@@ -7,7 +7,7 @@ looks only at its name, and leaves it empty. Ours writes three lines of ASCII::
     journalSyncData=false                          whether acknowledged adds were synced
     bootId=6e0b5ce1-32ee-4b5c-8b5e-5b8d6d1f0c55    the kernel's boot id; empty if there is none
 
-The configuration may have changed since. Nobody knows how a run synced whose file is empty, so it counts as unsynced.
+The configuration may have changed since. An empty file does not say how its run synced, so that counts as unsynced.
 A process that is killed leaves what it wrote in the page cache, where the next start syncs it. So an unsynced run has
 lost nothing while the kernel is the same.
 """

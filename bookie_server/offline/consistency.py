@@ -79,8 +79,8 @@ class Counts:
 class ConsistencyCheck:
     """Checks the index files in ``indexes`` against the entry logs in ``ledgers`` (``current`` directories).
 
-    With ``was_unclean``, an empty index file is no problem: the entries are still in the journal. ``only``: the ledger
-    to check.
+    With ``was_unclean``, an empty index file is not a problem: the entries are still in the journal. ``only``: the
+    ledger to check.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ConsistencyCheck:
                 # The locations may be right. A start sets the whole ledger aside, but its entries can be rescued.
                 yield Problem(ProblemKind.INDEX_UNREADABLE, found.path, error.message, ledger_id)
             if found.size_bytes < index.HEADER_BYTES or (found.size_bytes - index.HEADER_BYTES) % index.PAGE_BYTES:
-                text = f"{found.size_bytes} bytes are no whole pages: the locations of the last entries may be lost"
+                text = f"{found.size_bytes} bytes are not whole pages: the locations of the last entries may be lost"
                 yield Problem(ProblemKind.INDEX_TRUNCATED, found.path, text, ledger_id)
             yield from _merged(self._check_entries(ledger_id, fd, on_read))
         except OSError as error:

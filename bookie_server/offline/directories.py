@@ -102,8 +102,8 @@ def directory_of(path: str) -> str | None:
 def held_still(bookie: BookieDirectories, kinds: Collection[DirectoryKind], *, force: bool) -> Iterator[str]:
     """Keep our bookies from using the directories of these kinds within the ``with`` block. Yield a warning, or "".
 
-    With ``force``, a bookie that uses a directory is no error but the warning. Raises InvalidArgumentError for a wrong
-    directory, StorageError.
+    With ``force``, a bookie that uses a directory is the warning, and not an error. Raises InvalidArgumentError for a
+    wrong directory, StorageError.
     """
     directories = [os.path.dirname(current) for kind in kinds for current in bookie.current(kind)]
     with contextlib.ExitStack() as stack:

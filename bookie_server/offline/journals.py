@@ -74,8 +74,8 @@ def find_journals(bookie: BookieDirectories, name: str | None) -> list[str]:
 class JournalFile:
     """Reads the records of one journal.
 
-    After :meth:`records` is exhausted, ``torn_at`` is where something begins that is no record, or None. That is the
-    rest of a write that was interrupted and never acknowledged.
+    After :meth:`records` is exhausted, ``torn_at`` is where something begins that is not a record, or None. That is
+    the rest of a write that was interrupted and never acknowledged.
     """
 
     def __init__(self, path: str) -> None:

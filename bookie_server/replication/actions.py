@@ -221,7 +221,7 @@ class ReadAuditedDelay:
 
 @dataclass(frozen=True, slots=True)
 class AuditedDelayRead:
-    """The delay as the auditor knew it that completed the last search for lost bookies. None: nobody stored it.
+    """The delay known to the auditor that completed the last search for lost bookies. None: no auditor stored it.
 
     ``unreadable``: it is stored in a format that this release does not know.
     """

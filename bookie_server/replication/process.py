@@ -92,7 +92,7 @@ def run_from_conf(path: str) -> int:
     """
     try:
         config = configure_process(path)
-        ZooKeeperAccess(config)  # wrong files are told now
+        ZooKeeperAccess(config)  # reports wrong files now
         admin = AdminAccess(config)
         if config.tls_enabled:
             ClientTls(config.client_config())

@@ -18,7 +18,7 @@ from bookie_server.replication.auditing.auditor import Auditor, AuditorCounters
 from bookie_server.replication.auditing.lost_copies import FewCopies
 from bookie_server.replication.worker import ReplicationWorker, WorkerCounters
 
-#: Apache's scope of both inside a bookie. Alone they have none.
+#: Apache's scope of auditor and worker inside a bookie. In a process of their own they have none.
 IN_BOOKIE: Final = "replication_"
 _CHECK_TIMES: Final = {
     Check.BOOKIES: "AUDIT_BOOKIES_TIME",
@@ -83,7 +83,7 @@ class ReplicationMetrics:
         self._scopes = registry, audit, work
 
     def watch(self, auditor: Callable[[], Auditor | None], worker: Callable[[], ReplicationWorker | None]) -> None:
-        """Show what the machines of the process do now. None: there is none."""
+        """Show what the auditor and the worker of the process do now. They return None while there is none."""
         registry, audit, work = self._scopes
         registry.gauge(f"{audit}elected", lambda: int(auditor() is not None))
         registry.gauge(f"{audit}lost_bookies", lambda: len(found.lost_bookies) if (found := auditor()) else 0)
@@ -141,8 +141,8 @@ def _observe(summary: Summary) -> Callable[[float, bool], None]:
 def _with_few_copies(
     auditor: Callable[[], Auditor | None], worker: Callable[[], ReplicationWorker | None], kind: FewCopies
 ) -> int:
-    """Return how many ledgers of this kind the last checks found. What the checks that mark found counts until no
-    ledger is marked any more. Several checks find the same ledgers, so the largest number counts."""
+    """Return how many ledgers of this kind the last checks found. Several checks find the same ledgers, so the largest
+    number counts. The checks that mark ledgers count only while a ledger is marked."""
     elected, repairer = auditor(), worker()
     if elected is None or repairer is None:
         return 0

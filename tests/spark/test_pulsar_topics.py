@@ -289,7 +289,7 @@ def test_lists_that_cannot_be_read(connector: Connector, client: BlockingClient,
     offloaded = topics.write_list("offloaded", [(1 << 40, entries)], copy)
     _refused(connector, f"ledger {1 << 40} was moved to tiered storage .driver aws-s3, bucket cold", offloaded)
     topics.put(f"/managed-ledgers/{topics.namespace}/persistent/noise", b"\xff\xff\xff")
-    _refused(connector, "is no list of a topic's ledgers", topics.full("noise"))
+    _refused(connector, "is not a list of a topic's ledgers", topics.full("noise"))
     gone = topics.write_list("gone", [((1 << 40) + 1, entries)])
     expected = "was removed after its list was read" if transactions else "are gone: the ledger was deleted"
     _refused(connector, expected, gone)

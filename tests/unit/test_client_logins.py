@@ -175,7 +175,7 @@ _STRAY = bytes.fromhex("0000000b0a0608031009180110f503")
         ("gives up in the middle", "does not answer the login"),
         ("says nothing", "no answer within 0.3 s; the user or the password may be wrong"),
         ("closes", "closed the connection; the user or the password may be wrong"),
-        ("answers something else", "answers something else than AUTH"),
+        ("answers something else", "answers something other than AUTH"),
         ("sends too much", "sent more than the answers"),
         ("sends far too much", "closed the connection"),
         ("sends strays", "does not answer the login"),
@@ -339,8 +339,8 @@ def test_a_class_of_a_users_logs_in(tmp_path: Path, kind: Any, token: str, caplo
     [
         ("no.such.module:Thing", "cannot be imported: No module named"),
         (f"{__name__}:Nobody", "cannot be imported"),
-        (f"{__name__}:TokenBookie", "is no subclass of ClientAuthProvider"),
-        (f"{__name__}:KINDS", "is no subclass of ClientAuthProvider"),
+        (f"{__name__}:TokenBookie", "is not a subclass of ClientAuthProvider"),
+        (f"{__name__}:KINDS", "is not a subclass of ClientAuthProvider"),
         (f"{__name__}:Nameless", "has no name in its attribute plugin"),
     ],
 )
@@ -356,6 +356,6 @@ def test_wrong_files_and_settings_of_a_bookie(tmp_path: Path) -> None:
         FrontAccess.of(AccessConfig(bookie_auth="org.apache.bookkeeper.tls.BookieAuthZFactory"))
     with pytest.raises(InvalidArgumentError, match=r"java.security.auth.login.config is missing"):
         FrontAccess.of(AccessConfig(bookie_auth="org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"))
-    with pytest.raises(InvalidArgumentError, match="is no subclass of BookieAuthProvider"):
+    with pytest.raises(InvalidArgumentError, match="is not a subclass of BookieAuthProvider"):
         _access(tmp_path, "TokenClient")
     assert FrontAccess.of(AccessConfig()) is None

@@ -201,10 +201,10 @@ _GRANTED = start_tls_answer(1)
     ("serve", "says"),
     [
         # Somebody on the way could pass these off as the bookie's answers.
-        (answering(_GRANTED + reads((1, 1))), "the bookie sent bytes in clear behind its answer"),
-        (answering(_GRANTED + b"\x00"), "the bookie sent bytes in clear behind its answer"),
-        (answering(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "the peer's answer is none of a bookie"),
-        (answering(bytes.fromhex("00000002ffff")), "the peer's answer is none of a bookie"),
+        (answering(_GRANTED + reads((1, 1))), "the bookie sent bytes in clear after its answer"),
+        (answering(_GRANTED + b"\x00"), "the bookie sent bytes in clear after its answer"),
+        (answering(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "the peer's answer is not a bookie's"),
+        (answering(bytes.fromhex("00000002ffff")), "the peer's answer is not a bookie's"),
         (answering(b"", closes=True), "the bookie closed the connection when TLS was asked for"),
         (answering(_GRANTED, closes=True), "the peer closed the connection during the handshake"),
     ],

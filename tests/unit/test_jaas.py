@@ -56,7 +56,7 @@ def test_sections_and_options(path: Path) -> None:
     [
         ("Bookie", "line 1: { is missing"),
         ("Bookie {", "ends in the middle"),
-        (f"Bookie {{\n {_DIGEST}\n user_a=hidden;\n}};", "line 3: a module and one of required, "),
+        (f"Bookie {{\n {_DIGEST}\n user_a=hidden;\n}};", "line 3: expected a module and one of required, "),
         (f"Bookie {{\n {_DIGEST} required user_a;\n}};", "line 2: = is missing"),
         (f"Bookie {{\n {_DIGEST} required user_a=;\n}};", "a name or a value is missing"),
         (f'Bookie {{\n {_DIGEST} required user_a="hidden;\n}};', "line 2: a quote is not closed"),
@@ -77,7 +77,7 @@ def test_wrong_files_are_named_without_their_secrets(path: Path, text: str, says
 @pytest.mark.parametrize("data", [b"\xff", b"x" * (1024 * 1024 + 1)])
 def test_other_files(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    with pytest.raises(InvalidArgumentError, match="is no file of JAAS"):
+    with pytest.raises(InvalidArgumentError, match="is not a JAAS file"):
         options_of(str(path), "Bookie", "key")
     with pytest.raises(InvalidArgumentError, match="cannot be read: No such file"):
         options_of(f"{path}.none", "Bookie", "key")

@@ -166,7 +166,7 @@ async def test_bytes_that_are_no_message_end_the_call(bookie: Running, one: Call
         call = one.stream(method)
         await call.write(b"\xff\xff\xff")
         assert await end_of(call) is grpc.StatusCode.INVALID_ARGUMENT
-        assert (await call.details()).startswith("this is no bk_spark.v1.")
+        assert (await call.details()).startswith("this is not a bk_spark.v1.")
     unary = one.channel.unary_unary(f"/{SERVICE}/Fence")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await unary(b"\xff\xff\xff")

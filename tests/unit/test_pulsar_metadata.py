@@ -59,15 +59,15 @@ def test_odd_names_are_encoded_as_java_does() -> None:
     ("text", "why"),
     [
         ("non-persistent://a/b/c", "no ledgers"),
-        ("http://a/b/c", "no topic"),
-        ("a/b", "no topic"),
-        ("", "no topic"),
-        ("persistent://a", "no topic"),
+        ("http://a/b/c", "is not a Pulsar topic"),
+        ("a/b", "is not a Pulsar topic"),
+        ("", "is not a Pulsar topic"),
+        ("persistent://a", "is not a Pulsar topic"),
         ("persistent://a/cluster/b/c", "old releases"),
-        ("persistent://a/x/y/b/c", "no topic"),
-        ("a/../c", "no topic"),
-        ("a//c", "no topic"),
-        ("x" * 5000, "no topic"),
+        ("persistent://a/x/y/b/c", "is not a Pulsar topic"),
+        ("a/../c", "is not a Pulsar topic"),
+        ("a//c", "is not a Pulsar topic"),
+        ("x" * 5000, "is not a Pulsar topic"),
     ],
 )
 def test_other_names_are_refused(text: str, why: str) -> None:
@@ -186,9 +186,9 @@ def test_the_cursor_of_compaction_is_in_its_ledger() -> None:
     state = Cursor.parse_entry(base64.b64decode(topic["compactionCursorLedger"]["entries"][-1]))
     assert list(state.mark_delete) == topic["compactionHorizon"]
     assert state.compacted_ledger_id == 107
-    with pytest.raises(MetadataFormatError, match="no cursor"):
+    with pytest.raises(MetadataFormatError, match="is not a cursor"):
         Cursor.parse(b"\xff")
-    with pytest.raises(MetadataFormatError, match="no position"):
+    with pytest.raises(MetadataFormatError, match="not a position of a cursor"):
         Cursor.parse_entry(b"\xff")
 
 
@@ -217,13 +217,13 @@ def test_earliest_and_latest_have_ids_of_their_own() -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "1:", "a:b", "1:2:3:4:5", "-2:0", "1:-5", "9223372036854775808:1", "1:2:x"])
 def test_texts_that_are_no_ids_are_refused(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="no id of a message"):
+    with pytest.raises(InvalidArgumentError, match="is not a message id"):
         MessageIdData.parse_text(text)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08\x05", b"\xff" * 20, b"\x08\x05\x10\x01\x18\xff\xff\xff\xff\xff\x01"])
 def test_bytes_that_are_no_ids_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArgumentError, match="no id of a message"):
+    with pytest.raises(InvalidArgumentError, match="is not a message id"):
         MessageIdData.parse(data)
 
 

@@ -380,7 +380,7 @@ def test_a_wrong_pattern_is_refused(text: str) -> None:
     ("given", "expected"),
     [
         ({"startingOffsets": '{"orders": 7}'}, "topics have no numbers of entries.*12:0"),
-        ({"startingOffsets": '{"orders": "x"}'}, "is no id of a message"),
+        ({"startingOffsets": '{"orders": "x"}'}, "is not a message id"),
         ({"startingOffsets": '{"orders": [1000]}'}, "the bytes of a message id"),
         ({"entryFormat": "raw"}, "option entryFormat is not for topics of Pulsar"),
         ({"asOf": "5"}, "option asOf is not for topics of Pulsar: a topic has no commits"),

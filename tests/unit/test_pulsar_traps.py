@@ -275,7 +275,7 @@ def test_what_encrypted_messages_say_of_it_is_told_for_each_entry() -> None:
             "compression": None, "uncompressedSize": 0, "batchSize": None,
         },
     ]  # fmt: skip
-    with pytest.raises(MessageFormatError, match=r"a key that is no message of protobuf.*\(ledger 5, entry 1\)"):
+    with pytest.raises(MessageFormatError, match=r"a key that is not a protobuf message.*\(ledger 5, entry 1\)"):
         rows(packed, entry(metadata({13: b"\xff"}), b"c"), encrypted=EncryptedPayloads.RAW)
     values_alone = values(
         entry(metadata({13: b"\xff"}), b"c"), encrypted=EncryptedPayloads.RAW, columns=frozenset({"value"})
@@ -342,7 +342,7 @@ _GOOD: Final = [single(b"a" * 10), single(b"b" * 10)]
     ("data", "why"),
     [
         (batch(_GOOD, {11: 3}), "message 2 of 3"),
-        (batch(_GOOD, {11: 1}), "bytes are left behind its 1 messages"),
+        (batch(_GOOD, {11: 1}), "bytes are left after its 1 messages"),
         (batch(_GOOD, {11: 6}), "6 messages in 32 bytes"),
         (batch(_GOOD, {11: 2**31}), "2147483648 messages in"),
         (batch(_GOOD, {11: 2**64 - 1}), "-1 messages"),
@@ -355,9 +355,9 @@ _GOOD: Final = [single(b"a" * 10), single(b"b" * 10)]
         (batch([_GOOD[0], b"\0\0\0\x0b\x18" + b"\xff" * 9 + b"\x01"]), "value of"),
         (entry(metadata({8: 9, 9: 5}), b"hello"), "compression 9 is unknown"),
         (entry(metadata({8: 1, 9: 2**40}), b"hello"), "at most 1048576 are allowed"),
-        (entry(metadata({8: 3, 9: 100}), b"hello"), "no ZSTD of 100 bytes"),
+        (entry(metadata({8: 3, 9: 100}), b"hello"), "data that ZSTD cannot decompress to 100 bytes"),
         (entry(metadata({8: 1, 9: 6}), compressed(1, b"hello")), "LZ4 gives fewer than the 6"),
-        (entry(metadata({8: 1, 9: 4}), compressed(1, b"hello")), "no LZ4 of 4 bytes"),
+        (entry(metadata({8: 1, 9: 4}), compressed(1, b"hello")), "data that LZ4 cannot decompress to 4 bytes"),
         (entry(metadata({8: 4, 9: 6}), compressed(4, b"hello")), "SNAPPY gives 5 bytes, 6"),
         (entry(metadata({8: 2, 9: 4}), compressed(2, b"hello")), "ZLIB gives 5 bytes or more, 4"),
         (entry(metadata({8: 2, 9: 6}), compressed(2, b"hello")), "ZLIB gives 5 bytes or more, 6"),
@@ -365,9 +365,9 @@ _GOOD: Final = [single(b"a" * 10), single(b"b" * 10)]
         (b"\x0e\x01\0\0", "no metadata"),
         (b"\x0e\x02\0\0\0\xff1234", "broker metadata that is longer"),
         (b"\0\0\xff\0" + message(metadata()), "longer than the entry"),
-        (b"\0\0\0\x04\x0a\x7fab", "no message of protobuf"),
-        (entry(metadata(), broker=b"\x08"), "broker metadata that is no message"),
-        (entry(metadata({4: [b"\x0a\x7f"]})), "a property that is no message"),
+        (b"\0\0\0\x04\x0a\x7fab", "not a protobuf message"),
+        (entry(metadata(), broker=b"\x08"), "broker metadata that is not a protobuf message"),
+        (entry(metadata({4: [b"\x0a\x7f"]})), "a property that is not a protobuf message"),
     ],
 )
 def test_a_corrupt_entry_is_one_error_that_names_it(data: bytes, why: str) -> None:

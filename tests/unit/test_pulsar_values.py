@@ -192,7 +192,7 @@ def test_types_of_avro(kind: Any, expected: pa.DataType, value: Any) -> None:
 @pytest.mark.parametrize(
     ("definition", "why"),
     [
-        ("nonsense", "no Avro schema"),
+        ("nonsense", "not an Avro schema"),
         ('{"type":"record","name":"L","fields":[{"name":"next","type":["null","L"]}]}', "value.next contains itself"),
         (
             '{"type":"record","name":"U","fields":[{"name":"u","type":["int","string"]}]}',
@@ -201,7 +201,7 @@ def test_types_of_avro(kind: Any, expected: pa.DataType, value: Any) -> None:
         ('{"type":"record","name":"U","fields":[{"name":"u","type":"Unknown"}]}', "unknown type Unknown"),
         ('{"type":"array","items":"null"}', "array of values without bytes"),
         ('{"type":"bytes","logicalType":"decimal","precision":50}', "more than 38 digits"),
-        ("[" * 500 + "]" * 500, "no Avro schema|nests too deep|union of 0"),
+        ("[" * 500 + "]" * 500, "not an Avro schema|nests too deep|union of 0"),
         ('{"type":"record","name":"R"}', "record without fields"),
     ],
 )

@@ -5,7 +5,7 @@
       user_spark="secret";
     };
 
-The options of one module stand for a section; Apache's need no other.
+Each section has one module, whose options are read. Apache's sections have no more.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _read(path: str, setting: str) -> str:
             return data.decode("utf-8")
     except UnicodeDecodeError:
         pass
-    raise InvalidArgumentError(f"{setting}: {path} is no file of JAAS")
+    raise InvalidArgumentError(f"{setting}: {path} is not a JAAS file")
 
 
 def _parsed(text: str, path: str, setting: str) -> dict[str, dict[str, str]]:
@@ -80,7 +80,7 @@ def _parsed(text: str, path: str, setting: str) -> dict[str, dict[str, str]]:
         tokens.mark("{")
         module, options = tokens.text(), {}
         if tokens.text() not in _FLAGS:
-            raise tokens.error(f"a module and one of {', '.join(_FLAGS)} must stand here")
+            raise tokens.error(f"expected a module and one of {', '.join(_FLAGS)} here")
         while not tokens.comes(";"):
             option = tokens.text()
             tokens.mark("=")

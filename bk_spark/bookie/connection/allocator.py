@@ -14,7 +14,7 @@ from typing import Final
 
 _MMAP_THRESHOLD: Final = (-3, 8 * 1024 * 1024)
 _TRIM_THRESHOLD: Final = (-1, 32 * 1024 * 1024)
-#: Who has set one of these knows better.
+#: If one of these is set, the allocator stays as the user configured it.
 _VARIABLES: Final = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 

@@ -31,7 +31,7 @@ _CLOSED_EARLY: Final = (
 class FramedConnection(asyncio.BufferedProtocol, Connection):
     """Frames in and out of one socket: zero-copy receive, bounded copying on send.
 
-    Queued bytes are not copied. They are memory of the writers, each of which limits its entries under way.
+    Queued bytes are not copied. They belong to the writers, each of which limits its entries under way.
     """
 
     #: Whether it speaks v2, and not v3.

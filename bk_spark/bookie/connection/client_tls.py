@@ -109,11 +109,11 @@ class _StartTls(asyncio.Protocol):
     def _problem(self, size: int) -> str | None:
         if len(self._received) > size:
             # Somebody on the way may have put them there.
-            return "the bookie sent bytes in clear behind its answer"
+            return "the bookie sent bytes in clear after its answer"
         if size > MAX_BYTES:
-            return "the peer's answer is none of a bookie"
+            return "the peer's answer is not a bookie's"
         try:
             granted = is_granted(self._received)
         except WireFormatError:
-            return "the peer's answer is none of a bookie"
+            return "the peer's answer is not a bookie's"
         return None if granted else "the bookie does not offer TLS (tlsProviderFactoryClass in its configuration)"

@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger(__name__)
 #: A batch is this large if as much waits, and entries are not larger.
 _BATCH_BYTES: Final = PIECE_BYTES
 _BATCH_ENTRIES: Final = 4_000
-#: More entries than one read may ask for.
+#: Entries that one read may ask for at most.
 _MOST_READ: Final = 10_000
 _MAX_UINT32: Final = 2**32 - 1
 
@@ -193,7 +193,7 @@ class GrpcConnection(ControlConnection, BatchReads):
             answered = True
             problem = self.failed(error)
         except DecodeError:
-            problem = BookieUnavailableError(f"the answer to {method} is none", bookie_id=self.bookie_id)
+            problem = BookieUnavailableError(f"the answer to {method} is malformed", bookie_id=self.bookie_id)
         except asyncio.CancelledError:
             # Closing the channel cancels its calls, but their caller goes on.
             caller = asyncio.current_task()
@@ -371,4 +371,4 @@ def _parsed(kind: type[_A], data: bytes) -> _A:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise WireFormatError(f"this is no {kind.DESCRIPTOR.full_name}") from error
+        raise WireFormatError(f"this is not a {kind.DESCRIPTOR.full_name}") from error

@@ -137,7 +137,7 @@ class Connection(ABC):
 
 
 class LedgerConnection(Connection):
-    """Adds by listener, reads by await. What is sent are v2 ADD frames, or v3's where the connection speaks v3."""
+    """Adds by listener, reads by await. Adds are sent as frames of v2, or of v3 where the connection speaks v3."""
 
     def __init__(self, bookie_id: str, limits: ConnectionLimits | None = None) -> None:
         super().__init__(bookie_id, limits)

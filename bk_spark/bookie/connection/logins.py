@@ -39,14 +39,14 @@ class Dialogue(Protocol):
         """
 
     def end(self) -> None:
-        """The login has succeeded. Raises WireFormatError if the bookie does not see it so."""
+        """The login has succeeded. Raises WireFormatError if the bookie says otherwise."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 class FramedDialogue(Dialogue):
-    """That over Apache's protocols."""
+    """The dialogue over Apache's protocols."""
 
     def __init__(self, connection: FramedConnection) -> None:
         self._connection = connection

@@ -126,7 +126,7 @@ class ConnectionPool(Generic[_C_co]):
         except BookKeeperError:
             raise
         except (OSError, TimeoutError, ValueError) as error:
-            # ValueError: a host that is no name, such as one with an empty label.
+            # ValueError: the host is not a valid name. It has an empty label, for example.
             raise BookieUnavailableError(f"cannot connect: {error!r}", bookie_id=bookie_id) from error
         self._connections[bookie_id] = connection
         return connection

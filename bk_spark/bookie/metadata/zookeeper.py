@@ -318,8 +318,8 @@ class ZooKeeper:
                     raise MetadataUnavailableError("the session with ZooKeeper is closed")
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self.connected:
-                # The search for a refusal takes seconds. It is in vain while there is a connection, and a caller that
-                # repeats a call when its time is over has its result.
+                # The search for a refusal takes seconds. It is useless while there is a connection, or if the caller
+                # had no time to wait: it repeats a call whose error told of the refusal already.
                 refused = refusal(self.servers) if wait_s > 0 and not self.connected else None
                 # kazoo would keep the request, and send it when there is a connection again.
                 raise MetadataUnavailableError(

@@ -3,7 +3,7 @@
 Entry ``e`` is stored by ``Qw`` neighbours in the ensemble, from ``e mod E`` on (compatibility.md §4.1). So each
 *window* of ``Qw`` neighbours, including those that wrap around, should have several racks. A window is spread when its
 bookies are in at least ``min(min_racks, Qw)`` racks. The rule is Apache's (``minNumRacksPerWriteQuorum``). The default
-rack is none of them: it is where bookies are whose rack no source tells.
+rack does not count as one: bookies whose rack no source tells are there.
 
 Two bookies of one host fail together, so a window should not have both. Apache's policy does not look at hosts. This
 comes after racks, is never enforced, and costs nothing where each bookie has a host of its own.
@@ -241,7 +241,7 @@ def find_misplaced(quorum: Quorum, racks: Sequence[str], min_racks: int) -> tupl
     not spread. 0, if it is unknown: nothing is moved because of a rack that no source tells."""
     if DEFAULT_RACK in racks:
         return 0, 0
-    # The empty name is another rack than all.
+    # The empty name stands for a rack where no bookie is.
     elsewhere = [[*racks[:index], "", *racks[index + 1 :]] for index in range(len(racks))]
     left = [unspread_windows(quorum, moved, min_racks) for moved in elsewhere]
     return left.index(min(left)), unspread_windows(quorum, racks, min_racks)

@@ -109,7 +109,7 @@ async def recover_bookies(
 ) -> None:
     """Recover these ledgers in a session of its own with ZooKeeper, and tell what became of each, once.
 
-    If ZooKeeper does not answer any more, the rest of the ledgers is told as not recovered. If this is cancelled, it
+    If ZooKeeper does not answer any more, the rest of the ledgers counts as not recovered. If this is cancelled, it
     ends when nothing is under way any more.
 
     Raises

@@ -33,7 +33,7 @@ class Store:
     path
         The file. For a key in PEM form it holds the key alone.
     password_path
-        The file with its password. Empty: it has none.
+        The file with its password. Empty if it has no password.
     path_key, type_key, password_key, certificate_key
         The configuration keys of these, and of the file with the certificates of a PEM key.
     """
@@ -56,7 +56,7 @@ class Store:
         return InvalidArgumentError(f"{self.path_key}: {self.path} {what}")
 
     def password(self) -> bytes | None:
-        """Return the password, without one line end behind it. Raises InvalidArgumentError."""
+        """Return the password, without one line end after it. Raises InvalidArgumentError."""
         if not self.password_path:
             return None
         text = _content(self.password_key, self.password_path)
@@ -85,7 +85,7 @@ def load_key(context: ssl.SSLContext, store: Store, certificate_path: str) -> No
         raise store.wrong("holds no private key with its certificate")
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     chain = [certificate.public_bytes(Encoding.PEM) for certificate in (own, *others)]
-    # OpenSSL takes files only. This one is memory of this process and has no name.
+    # OpenSSL takes files only. This one is in this process's memory and has no name.
     with _memory_file(b"".join([pem, *chain])) as path:
         _load_chain(context, store, path, path, None)
 

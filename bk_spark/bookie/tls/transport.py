@@ -1,8 +1,8 @@
 """TLS between a protocol and its socket's transport.
 
-asyncio has such a layer, too. It says less than what waits to be sent, keeps 256 KiB for each connection, and does not
-send the alert that tells the peer why a handshake failed. Here a protocol gets exact numbers, all connections of an
-event loop share one buffer, and the alert is sent.
+asyncio has such a layer, too. It reports fewer bytes than wait to be sent, keeps 256 KiB for each connection, and does
+not send the alert that tells the peer why a handshake failed. Here a protocol gets exact numbers, all connections of
+an event loop share one buffer, and the alert is sent.
 """
 
 from __future__ import annotations
@@ -313,11 +313,11 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return False
 
     def close(self) -> None:
-        """Say goodbye, and close after everything is sent."""
+        """Send the alert that ends TLS (close_notify), and close after everything is sent."""
         if self.is_closing():
             return
         self._closing = True
-        with contextlib.suppress(ssl.SSLError):  # it does not wait for the peer's goodbye
+        with contextlib.suppress(ssl.SSLError):  # it does not wait for the peer's close_notify
             self._tls.unwrap()
         self._flush()
         self._raw.close()

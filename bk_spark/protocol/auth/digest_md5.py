@@ -10,8 +10,8 @@ client     ``charset=utf-8,username="…",realm="bookkeeper",nonce="…",nc=0000
 bookie     ``rspauth=32 hex digits``, its own proof that it knows the password
 =========  =====================================================================================================
 
-The password does not cross the network. But whoever records a login can try passwords against it at leisure, so logins
-belong into TLS, and passwords must be long and random. The login protects nothing that follows it.
+The password does not cross the network. But whoever records a login can try passwords against it at leisure. So use TLS
+for logins, and passwords that are long and random. The login protects nothing that follows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DIGEST_URI: Final = "bookkeeper/bookkeeper"
 #: A nonce is good for one response.
 _COUNT: Final = "00000001"
 _QOP: Final = "auth"
-#: RFC 2831, sections 2.1.1 and 2.1.2: a longer challenge or response is not looked at.
+#: RFC 2831, sections 2.1.1 and 2.1.2: a longer challenge or response is refused.
 MAX_BYTES: Final = 4096
 #: Characters of a name that an error shows.
 _SHOWN: Final = 64
@@ -71,7 +71,7 @@ class DigestMd5Client:
     Parameters
     ----------
     user, password
-        Who logs in.
+        The name and the password to log in with.
     cnonce
         Random text, never used before.
     """
@@ -81,11 +81,11 @@ class DigestMd5Client:
         self._proof = ""
 
     def respond(self, challenge: bytes) -> bytes:
-        """Return the response to the bookie's challenge. Raises WireFormatError if it is none."""
+        """Return the response to the bookie's challenge. Raises WireFormatError if that is not DIGEST-MD5's."""
         asked = directives(challenge)
         nonce, realm = asked.get("nonce", ""), asked.get("realm", "")
         if not nonce or asked.get("algorithm") != "md5-sess" or _QOP not in asked.get("qop", _QOP).split(","):
-            raise WireFormatError("the bookie's challenge is none of DIGEST-MD5")
+            raise WireFormatError("the bookie's challenge is not DIGEST-MD5's")
         digest = _Digest(self._user, realm, self._password, nonce, self._cnonce, self._user)
         self._proof = digest.of_bookie
         given = {
@@ -107,7 +107,7 @@ class DigestMd5Client:
         """Check the bookie's proof. Raises UnauthorizedError if it does not know the password, WireFormatError."""
         proof = directives(answer).get("rspauth", "")
         if not self._proof or not hmac.compare_digest(proof.encode(), self._proof.encode()):
-            raise UnauthorizedError("the peer does not prove that it knows the password, so it is no bookie of ours")
+            raise UnauthorizedError("the peer does not prove that it knows the password, so it is not our bookie")
 
 
 class DigestMd5Bookie:

@@ -183,7 +183,7 @@ class Mark:
     ----------
     missing
         The bookies that lack copies, in the order in which they were marked. May be empty, for example if only the
-        placement of copies is to be mended.
+        placement of copies is wrong.
     ctime_ms
         When the ledger was marked, by the marker's clock. None if the content does not say.
     version

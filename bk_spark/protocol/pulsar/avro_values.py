@@ -109,7 +109,7 @@ class _Definition:
         try:
             found = json.loads(definition)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgumentError(f"the topic's schema is no Avro schema: {_REMEDY}") from error
+            raise InvalidArgumentError(f"the topic's schema is not an Avro schema: {_REMEDY}") from error
         self._types: dict[str, tuple[pa.DataType, pa.DataType, bool] | None] = {}
         self.column_type, self.stored_type, _ = self._type(found, "", "value", _MAX_DEPTH)
         self.schema = found
@@ -125,7 +125,7 @@ class _Definition:
                 return _PRIMITIVES[found], _PRIMITIVES[found], found == "null"
             return self._named(found, namespace, where)
         if not isinstance(found, dict) or "type" not in found:
-            raise _refusal(where, "is no Avro schema")
+            raise _refusal(where, "is not an Avro schema")
         kind = found["type"]
         if not isinstance(kind, str):
             return self._type(kind, namespace, where, depth - 1)
@@ -246,5 +246,7 @@ def _reader(written: bytes, read: bytes) -> tuple[Callable[[io.BytesIO], Any], _
         writer_schema = fastavro.parse_schema(_parsed(written).schema)
         reader_schema = writer_schema if written == read else fastavro.parse_schema(_renamed(target, _parsed(written)))
     except (SchemaParseException, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InvalidArgumentError(f"the topic's schema is no Avro schema: {str(error)[:200]}; {_REMEDY}") from error
+        raise InvalidArgumentError(
+            f"the topic's schema is not an Avro schema: {str(error)[:200]}; {_REMEDY}"
+        ) from error
     return lambda stream: fastavro.schemaless_reader(stream, writer_schema, reader_schema), target

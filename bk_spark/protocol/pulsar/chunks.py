@@ -36,7 +36,7 @@ class ChunksMissing(Exception):  # noqa: N818 (a signal, not an error)
 
 
 class ChunkError(Exception):
-    """Chunks make no message. Callers raise an error that names the entry."""
+    """Chunks do not fit together. Callers raise an error that names the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _OpenMessage:
 
 
 class ChunkAssembly:
-    """Joins chunks to messages.
+    """Joins chunks into messages.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class ChunkAssembly:
         return frozenset(missing)
 
     def leave_out(self, uuids: frozenset[bytes]) -> None:
-        """Let no chunk of these messages make a message, unless one begins anew."""
+        """Drop the chunks of these messages, until a first chunk comes again."""
         for uuid in uuids:
             self._end(uuid)
 

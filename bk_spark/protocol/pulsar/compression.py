@@ -59,13 +59,13 @@ def decompress(codec: int, data: Buffer, size: int, max_bytes: int) -> Buffer:
     try:
         return _CODECS[Compression(codec)](data, size)
     except (OSError, zlib.error, pa.ArrowInvalid) as error:
-        raise CompressionError(f"no {name} of {size} bytes: {str(error)[:200]}") from error
+        raise CompressionError(f"data that {name} cannot decompress to {size} bytes: {str(error)[:200]}") from error
 
 
 def _lz4(data: Buffer, size: int) -> Buffer:
     codec = pa.Codec("lz4_raw")
     found = memoryview(codec.decompress(data, decompressed_size=size))
-    # Arrow does not say how many bytes it has filled; the rest would be memory of anything. Fewer must not suffice.
+    # Arrow does not say how many bytes it has filled. The rest would be old memory, so fewer bytes must not suffice.
     if size:
         try:
             codec.decompress(data, decompressed_size=size - 1)

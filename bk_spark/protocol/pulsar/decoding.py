@@ -3,7 +3,7 @@
 The metadata of all entries of a call is read first, and all that may end the call is checked: so a call either raises
 and has changed nothing, or its batches follow. They are cut so that each has a bounded size once it is decompressed.
 Entries that are not compressed are read where they are. If some are, all entries of a batch are put into a new buffer,
-with their payloads restored, so that the rest does not care.
+with their payloads decompressed, so that the rest of the code sees no difference.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class MessageDecoder:
             self._add_chunk(block, index)
 
     def leave_out(self, uuids: frozenset[bytes]) -> None:
-        """Let chunks of these messages make no rows: their beginning is nowhere.
+        """Drop the chunks of these messages, of which the first ones are nowhere.
 
         Parameters
         ----------
@@ -297,7 +297,7 @@ class _Block:
         self.frames = frames
         metadata = self.metadata = frames.metadata(fields)
         self.encrypted: Bools = encrypted_entries(metadata)
-        #: Markers are the broker's own, no messages.
+        #: Markers are entries of the broker's, without messages.
         self.dropped: Bools = metadata.present(MetadataField.MARKER_TYPE).copy()
         self.in_transaction: Bools = metadata.present(MetadataField.TXNID_MOST_BITS) & ~self.dropped
         self.counts: Int64s = metadata.signed(MetadataField.NUM_MESSAGES_IN_BATCH)
@@ -310,7 +310,7 @@ class _Block:
         return (self.metadata.signed(MetadataField.NUM_CHUNKS) > 1) & ~self.encrypted & ~self.dropped
 
     def drop(self, indexes: Int64s) -> None:
-        """Let these entries make no rows."""
+        """Drop these entries: they make no rows."""
         self.dropped[indexes] = True
 
     def chunk(self, index: int) -> Chunk:

@@ -14,7 +14,7 @@ _MASK_64: Final = (1 << 64) - 1
 
 
 class FieldError(Exception):
-    """The bytes are no protobuf message. Callers raise an error that says of what."""
+    """The bytes are not a protobuf message. Callers raise an error that says what they should be."""
 
 
 class Fields:
@@ -51,7 +51,7 @@ class Fields:
                     raise FieldError(f"wire type {kind} at byte {at}")
                 if size > end - at:
                     raise FieldError(f"a field of {size} bytes at byte {at}, where {end - at} are left")
-                # Pulsar has no fields of four or eight bytes. They are skipped, and nothing that is read here.
+                # Pulsar has no fields of four or eight bytes, so they are skipped.
                 value, at = data[at : at + size] if kind == 2 else None, at + size
             self._values.setdefault(tag >> 3, []).append(value)
 
@@ -63,7 +63,7 @@ class Fields:
         found = default
         for value in self._values.get(number, ()):
             if not isinstance(value, int):
-                raise FieldError(f"field {number} is no number")
+                raise FieldError(f"field {number} is not a number")
             found = value
         return found
 
@@ -78,7 +78,7 @@ class Fields:
         return values[-1] if values else None
 
     def text(self, number: int) -> str:
-        """Return text, empty if the field is absent. What is no UTF-8 is replaced, as Java does."""
+        """Return text, empty if the field is absent. Bytes that are not UTF-8 are replaced, as Java does."""
         return (self.data(number) or b"").decode("utf-8", "replace")
 
     def message(self, number: int) -> Fields | None:

@@ -61,7 +61,7 @@ class MessageIdData:
                 None if first is None else (first.signed(1), first.signed(2)),
             )
         except FieldError as error:
-            raise InvalidArgumentError(f"{data[:40].hex()} is no id of a message: {error}") from error
+            raise InvalidArgumentError(f"{data[:40].hex()} is not a message id: {error}") from error
         return found._checked(data[:40].hex())
 
     @classmethod
@@ -70,7 +70,7 @@ class MessageIdData:
         found = _TEXT.fullmatch(text.strip())
         if found is None:
             raise InvalidArgumentError(
-                f"{text[:200]!r} is no id of a message: it is ledger:entry, ledger:entry:partition, or "
+                f"{text[:200]!r} is not a message id: it is ledger:entry, ledger:entry:partition, or "
                 "ledger:entry:partition:batchIndex"
             )
         ledger, entry, partition, index = found.groups()
@@ -79,9 +79,9 @@ class MessageIdData:
 
     def _checked(self, shown: str) -> MessageIdData:
         if max(self.ledger_id, self.entry_id) > _MAX_LONG or max(self.partition, self.batch_index) > _MAX_INT:
-            raise InvalidArgumentError(f"{shown} is no id of a message: a number is too large")
+            raise InvalidArgumentError(f"{shown} is not a message id: a number is too large")
         if min(self.ledger_id, self.entry_id, self.partition, self.batch_index) < -1 or self.batch_size < 0:
-            raise InvalidArgumentError(f"{shown} is no id of a message: a number is negative")
+            raise InvalidArgumentError(f"{shown} is not a message id: a number is negative")
         return self
 
     def to_bytes(self) -> bytes:

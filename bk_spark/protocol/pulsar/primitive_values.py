@@ -1,8 +1,8 @@
 """Values of Pulsar's primitive types, all of a column at once. Source: docs/design/pulsar.md §2.9.
 
 Numbers are big-endian. Dates and times of ``java.util`` and ``java.sql`` are milliseconds since 1970, whatever their
-name says, so they are times here. Spark has no nanoseconds: they are cut to microseconds. It has no time of day
-everywhere: LOCAL_TIME is the number of nanoseconds since midnight.
+name says, so they are times here. Spark has no nanoseconds: they are cut to microseconds. Not every supported Spark has
+a type for a time of day: LOCAL_TIME is the number of nanoseconds since midnight.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class TransactionScan:
         Raises
         ------
         MessageFormatError
-            If an entry is no message of Pulsar.
+            If an entry is not a Pulsar message.
         """
         entry_ids = np.arange(first_entry_id, first_entry_id + len(payloads))
         frames = EntryFrames(payloads, np.full(len(entry_ids), ledger_id), entry_ids)

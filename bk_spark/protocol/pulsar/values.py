@@ -1,8 +1,8 @@
 """Values of messages, decoded by the schema of their topic. Source: docs/design/pulsar.md §2.9.
 
 Producers may write without a schema, so any topic can hold values that do not have its form. Such a value is an error
-or null, as the reader chooses. STRING and JSON are text, in which Java replaces what is no UTF-8. Types that are not
-decoded here (PROTOBUF, EXTERNAL and unknown ones) stay bytes.
+or null, as the reader chooses. STRING and JSON are text, in which bytes that are not UTF-8 are replaced, as Java does.
+Types that are not decoded here (PROTOBUF, EXTERNAL and unknown ones) stay bytes.
 """
 
 from __future__ import annotations

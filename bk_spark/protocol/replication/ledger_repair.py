@@ -269,7 +269,7 @@ class LedgerRepair:
     def _open_fragment(
         self, fragment: Fragment, bad: frozenset[int], metadata: LedgerMetadata
     ) -> _Steps[FragmentProblem | bool]:
-        """Wait, or recover the ledger after a wait in which nothing was mended. True: check again."""
+        """Wait, or recover the ledger if a wait changed nothing. True: check again."""
         graced = self._graced
         self._latest = None
         if self._every_from is None:

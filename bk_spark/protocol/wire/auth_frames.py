@@ -72,7 +72,7 @@ def auth_of(body: Buffer) -> AuthMessage | None:
 def begins_login(body: Buffer) -> bool:
     """Return whether a frame's body is the empty message with which a login by SASL begins.
 
-    It may come in clear before a handshake: whoever puts it there has said nothing.
+    It may come in clear before a TLS handshake. It says nothing, so it does not matter who put it there.
     """
     try:
         return auth_of(body) == AuthMessage(SASL, b"")
@@ -104,7 +104,7 @@ def auth_request(message: AuthMessage, *, v2: bool) -> bytes:
 def auth_answer_of(body: Buffer, *, v2: bool) -> AuthMessage | None:
     """Return the message in a bookie's answer. None: it is an answer to START_TLS.
 
-    Raises UnauthorizedError if the bookie refuses the login, WireFormatError if it is no answer to AUTH.
+    Raises UnauthorizedError if the bookie refuses the login, WireFormatError if it is not an answer to AUTH.
     """
     if is_v3(body):
         # Apache's bookie sends a useless one inside TLS, over v3 whatever the connection speaks.
@@ -112,10 +112,10 @@ def auth_answer_of(body: Buffer, *, v2: bool) -> AuthMessage | None:
         if answer.header.operation == pb.START_TLS:
             return None
         if v2 or answer.header.operation != pb.AUTH:
-            raise WireFormatError("the peer answers something else than AUTH")
+            raise WireFormatError("the peer answers something other than AUTH")
         if answer.status != pb.EOK or not answer.HasField("authResponse"):
             raise UnauthorizedError("the bookie refuses the login")
         return AuthMessage(answer.authResponse.authPluginName, answer.authResponse.payload)
     if not v2 or len(body) < _HEADER_BYTES or bytes(body[:2]) != bytes([V2, OpV2.AUTH]):
-        raise WireFormatError("the peer answers something else than AUTH")
+        raise WireFormatError("the peer answers something other than AUTH")
     return parse_message(body[_HEADER_BYTES:])

@@ -61,7 +61,7 @@ def with_records(head: bytes, records: Sequence[Buffer]) -> bytes:
 def parse_with_records(kind: type[_M], data: bytes) -> tuple[_M, memoryview]:
     """Return a message without its records, and the records, which are not copied if they are its last field.
 
-    Raises WireFormatError if ``data`` are no message of ``kind``.
+    Raises WireFormatError if ``data`` is not a message of ``kind``.
     """
     view = memoryview(data)
     at = _records_at(view)
@@ -71,7 +71,7 @@ def parse_with_records(kind: type[_M], data: bytes) -> tuple[_M, memoryview]:
             return kind.FromString(data[:head]), view[start:]
         message = kind.FromString(data)
     except DecodeError as error:
-        raise WireFormatError(f"this is no {kind.DESCRIPTOR.full_name}") from error
+        raise WireFormatError(f"this is not a {kind.DESCRIPTOR.full_name}") from error
     records: bytes = getattr(message, "records")  # noqa: B009  # not every message has them
     return message, memoryview(records)
 
@@ -147,7 +147,7 @@ def record_offsets(records: memoryview, most: int) -> Int64s:
         if len(offsets) > most:
             raise WireFormatError(f"more than {most} entries in one batch")
         if size - at < LENGTH_BYTES:
-            raise WireFormatError(f"{size - at} bytes behind the last record are too few for another length")
+            raise WireFormatError(f"{size - at} bytes after the last record are too few for another length")
         end = at + LENGTH_BYTES + int(_U32.unpack_from(records, at)[0])
         if end > size:
             raise WireFormatError(

@@ -43,7 +43,7 @@ def wanted_bytes(beginning: Buffer) -> int:
 def hello_bytes(beginning: Buffer) -> int:
     """Return how many bytes a peer must have sent before its handshake is begun: the first record, whole.
 
-    ``beginning`` is not empty. Of what is no handshake one byte is enough: it fails at once.
+    ``beginning`` is not empty. If it is not a handshake, one byte is enough: TLS fails at once.
     """
     if beginning[0] != HANDSHAKE_RECORD:
         return 1

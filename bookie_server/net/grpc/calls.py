@@ -43,7 +43,7 @@ class Service(Protocol):
 
 @dataclass(slots=True)
 class Stuck:
-    """What is kept for callers that do not take their answers, and whose calls have ended for that.
+    """What is kept for callers that do not take their answers. Their calls were ended because of that.
 
     gRPC keeps the last message of such a call until its caller takes it or leaves.
     """
@@ -72,11 +72,11 @@ class Call:
         self.requests.end()
 
     async def parse(self, kind: type[_M], data: bytes) -> _M:
-        """Return the message. What is none ends the call with the status INVALID_ARGUMENT."""
+        """Return the message. If it is malformed, end the call with the status INVALID_ARGUMENT."""
         try:
             return kind.FromString(data)
         except DecodeError:
-            await self.refuse(f"this is no {kind.DESCRIPTOR.full_name}")
+            await self.refuse(f"this is not a {kind.DESCRIPTOR.full_name}")
             raise
 
     async def refuse(self, problem: str) -> None:

@@ -13,7 +13,7 @@ _TOO_MUCH: Final = frozenset({StatusCode.RESOURCE_EXHAUSTED, StatusCode.DEADLINE
 
 @dataclass(slots=True)
 class Counters:
-    """Over all services. Messages of health and reflection are no bytes here."""
+    """Over all services. The bytes do not include messages of health and reflection."""
 
     #: Calls that began.
     calls: int = 0

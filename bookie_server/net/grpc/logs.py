@@ -130,7 +130,7 @@ class LogService:
             request = await call.parse(pb.ReadRowsRequest, data)
             if request.start_offset > request.end_offset:
                 raise InvalidArgumentError(
-                    f"start_offset {request.start_offset} is behind end_offset {request.end_offset}"
+                    f"start_offset {request.start_offset} is after end_offset {request.end_offset}"
                 )
             log = await self._open(request.log, request.password)
             reader = log.open_reader()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-#: Who has sent a message may be quiet for this long at least.
+#: A caller that has sent a message may be quiet for this long at least.
 _LEAST_QUIET_S: Final = 1.0
 
 
 class Place:
-    """That of one call."""
+    """The place of one call."""
 
     __slots__ = ("end", "is_busy", "since_s")
 
@@ -42,7 +42,7 @@ class Places:
         return len(self._silent) + len(self._heard)
 
     def enter(self, now_s: float) -> Place | None:
-        """Return the place of a new call. None: there is none, and no call may go."""
+        """Return the place of a new call. None if all are taken and none of their calls may be ended."""
         if len(self) >= self._most:
             leaving = self._who_may_go(now_s)
             if leaving is None or leaving.end is None:

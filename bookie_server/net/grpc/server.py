@@ -162,7 +162,7 @@ class GrpcServer:
         *,
         counted: bool = True,
     ) -> Any:
-        """``needed`` are rights. With ``counted`` callers without them are counted, and told in the log."""
+        """``needed`` are rights. With ``counted`` callers without them are counted and logged."""
 
         async def handle(data: bytes, context: Context) -> bytes:
             access = await admit(self._shared, context)

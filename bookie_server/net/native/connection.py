@@ -137,7 +137,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return self._shared.turns.receiving(self._receiving.get_buffer())
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle what has arrived. Bytes that are no valid frame close the connection."""
+        """Handle what has arrived. Bytes that are not a valid frame close the connection."""
         try:
             frames = self._receiving.received(nbytes)
             if self._has_large or self._receiving.large_frame_bytes:
@@ -339,8 +339,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         return None
 
     def _dispatch_one(self, frames: Frames) -> Frames | None:
-        """As :meth:`_dispatch`, of one frame: from a client that waits for each answer. Looking at it with numpy would
-        take longer than the request."""
+        """Do what :meth:`_dispatch` does for one frame, from a client that waits for each answer. To look at it with
+        numpy would take longer than the request."""
         start = int(frames.starts[0])
         if is_v3(frames.data[start : start + frames.shortest_bytes]):
             if self._is_v2:

@@ -40,7 +40,7 @@ class Asker(Protocol):
 
 
 class Fences:
-    """Of all connections. Belongs to the event loop."""
+    """Fences that all connections ask for. Belongs to the event loop."""
 
     def __init__(self, bookie: Bookie) -> None:
         self._bookie = bookie
@@ -54,7 +54,7 @@ class Fences:
         self._looking_up: asyncio.Task[None] | None = None
 
     def fence(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
-        """As :meth:`Bookie.fence`, now or soon."""
+        """Fence a ledger, as :meth:`Bookie.fence` does, now or soon."""
         if not self._waiting and self._may_begin and self._bookie.is_in_memory(ledger_id):
             return self._begin(asker, ledger_id, master_key)
         outcome: asyncio.Future[Code] = self._loop.create_future()

@@ -1,4 +1,4 @@
-"""What a connection meets whose requests are not obeyed, or not yet: it came in clear and TLS is required, its
+"""The gate of a connection whose requests are not obeyed, or not yet: it came in clear and TLS is required, its
 certificate has no allowed role, or it has not logged in. Nothing is looked up for it, and nothing is changed.
 
 The answers are those of Apache's bookie to clients that are not authenticated (compatibility.md §1.9).
@@ -57,7 +57,7 @@ class Gate:
 
     @property
     def access(self) -> ConnectionAccess | None:
-        """What requests behind the gate still have to be compared with. None: nothing."""
+        """The access that requests still have to be checked against after the gate. None if all rights are given."""
         return None if self._access is None or self._access.rights == ALL else self._access
 
     @property

@@ -80,7 +80,7 @@ class RequestsV3:
                         self._run(run)
                         if is_worth_it(len(run.txn_ids), int(frames.lengths[last - 1])):
                             continue
-                    # These frames have one size but differ, so the next ones are probably no run either.
+                    # These frames have one size but differ, so the next ones probably do, too.
                     end = min(last, at + (one_by_one if alike else RUNS_PER_TURN))
                     for body in frames.part(at, end):
                         cost += self._one(wire_v3.parse_request(body))

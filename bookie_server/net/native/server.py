@@ -2,8 +2,9 @@
 
 The requests of one receive are handled together and answered together, with one write per connection and batch.
 Limits (limits.py) bound what each peer, and all peers together, can make the bookie hold. At a limit the bookie stops
-reading from sockets. Requests that it has already received are answered with TOO_MANY_REQUESTS. Only bytes that are not
-a valid frame close a connection.
+reading from sockets. Requests that it has already received are answered with TOO_MANY_REQUESTS. No valid request closes
+a connection. Bytes that are not a valid frame do, and so do failed logins and the limits of peers that send nothing or
+read nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The auditor's scans of all ledgers, as generators (compatibility.md §6.4, §6.5).
 
-A scan reads page after page, at most so many znodes a second, and keeps no more than a page. A ledger whose metadata
-cannot be read, or whose copies nobody could judge, is reported and does not stop the scan. Every mark carries the
-auditor's vote as proof, so an auditor that lost its session marks nothing.
+A scan reads page after page, at most so many znodes a second, and keeps no more than a page. A ledger is reported, and
+does not stop the scan, if its metadata cannot be read or its copies cannot be judged. Every mark carries the auditor's
+vote as proof, so an auditor that lost its session marks nothing.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class BookieScan:
     find_lost
         Returns which of the named bookies are lost now.
     delay
-        Returns the delay that the auditor knows. Who sets it to a value that asks for an audit calls :meth:`again`.
+        Returns the delay that the auditor knows. If it changes to a value that asks for an audit, call :meth:`again`.
     may_end
         Returns whether the scan may end now. Otherwise it waits, and asks again.
     """

@@ -163,8 +163,8 @@ AppendedFile = BufferedFile | DirectFile
 
 
 def choose_direct(directories: Iterable[str], wanted: bool, what: str) -> frozenset[str]:
-    """Those of ``directories`` in which ``what`` is written directly: if that is ``wanted``, and the file system can.
-    Say so in the log."""
+    """Return those of ``directories`` whose file systems can write directly, none if that is not ``wanted``. Log that
+    ``what`` is written so in them."""
     if not wanted:
         return frozenset()
     direct = frozenset(directory for directory in directories if files.takes_direct_writes(directory))

@@ -11,7 +11,7 @@
 The location of an entry is ``log id << 32 | offset of the stored entry``; 0 means absent. ``lastId``, in the same
 directory, holds the newest id in hex and a line feed. A bookie starts a new log at each start.
 
-Only flushes (entry_log_writer.py) and compaction write logs.
+Flushes (entry_log_writer.py), compaction and, for large entries, journals (arrival_log.py) write logs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writing the entries of a flush, sorted by ledger, to entry logs. Format: entry_log.py.
 
 One entry log is written at a time, in one of the directories with room. When it is full, the next one is started. The
-header is written first. At the end the ledgers map is written and synced, then the header's pointer to it. Only the
-flush thread uses this module, except for :meth:`EntryLogIds.allocate`.
+header is written first. At the end the ledgers map is written and synced, then the header's pointer to it. Each writer
+belongs to one thread, that of flushes or that of a journal (arrival_log.py). They share :class:`EntryLogIds`.
 
 In directories with direct writes (appended_file.py) entries are gathered in aligned memory, and an entry log that was
 not completed ends with zeros up to the next block (entry_log_scan.py). Map and pointer go through the page cache.
@@ -121,7 +121,7 @@ class EntryLogWriter:
         self._path = ""
         self._ledger_bytes: dict[int, int] = {}
         self._next_directory = 0
-        #: Of the append under way.
+        #: The steps of the append under way.
         self._steps: Steps = _AtOnce()
         #: Id of the current entry log; -1 if there is none.
         self.entry_log_id = -1

@@ -75,7 +75,7 @@ class JournalReader:
 
     ``may_end_torn``: no later journal holds records, or the next one that does is Apache's. After :meth:`items` or
     :meth:`pieces` is exhausted, ``position`` is where the records end, and ``torn`` says whether something follows that
-    is no record.
+    is not a record.
     Raises CorruptFileError (its text names file and offset) for an unknown header, damage, or an impossible offset.
     """
 

@@ -32,7 +32,7 @@ SPANS_AT_ONCE: Final = 16
 #: The number of windows begun ahead, and the bytes of those that are read ahead.
 _AHEAD: Final = 16
 _AHEAD_BYTES: Final = 4 * 1024 * 1024
-#: Approximate memory of an entry, and of a range, besides payloads.
+#: The memory, roughly, that an entry and a range take besides payloads.
 _ENTRY_BYTES: Final = 64
 _RANGE_BYTES: Final = 128
 
@@ -188,8 +188,8 @@ class ReadAhead:
         self.found_bytes = 0
 
     def wants(self, span: int) -> bool:
-        """Return whether to read a span. The first one always is read, so that the caller gets on. The others are not
-        once entries are far larger than expected."""
+        """Return whether to read a span. The first one always is, so that the caller makes progress. The others are
+        not once entries are far larger than expected."""
         return not self._window.is_large and (span == 0 or self.found_bytes <= _MOST_BYTES)
 
     def add(self, span: int, payloads: Payloads) -> bool:
@@ -203,7 +203,7 @@ class ReadAhead:
         self._errors[span] = error
 
     def check(self, span: int | None) -> None:
-        """Raise the error of a span, if it has one. None has none."""
+        """Raise the error of a span, if it has one. Do nothing for None."""
         if span in self._errors:
             raise self._errors[span]
 
@@ -231,7 +231,7 @@ class Windows:
         self._large = np.flatnonzero(ranges.size_bytes > SMALL_BYTES)
 
     def begin(self) -> list[Window]:
-        """Return the windows to begin now. None if enough are begun, or all."""
+        """Return the windows to begin now. Empty if enough are begun, or all."""
         begun = []
         while len(self._begun) < _AHEAD and self._begun_bytes < _AHEAD_BYTES:
             window = self._next()

@@ -27,7 +27,7 @@ _SIZE_BYTES: Final = 4
 MIN_MESSAGE_BYTES: Final = 6
 #: Pulsar's clients put 1,000 messages into a batch if they are not told otherwise, and five million bytes fit.
 MAX_BATCH_MESSAGES: Final = 2_000_000
-#: The size, the first tag, and the byte behind it.
+#: The size, the first tag, and the byte after it.
 _HEAD: Final = struct.Struct(">IBB")
 #: Tags of properties and a key. They come before the size.
 _FIRST_TAGS: Final = (0x0A, 0x12)
@@ -215,7 +215,7 @@ def _walk_exactly(data: bytes | memoryview, at: int, end: int, count: int) -> li
             raise FieldError(f"message {index} of {count} has a value of {value} bytes, {end - at} are left")
         at += value
     if at != end:
-        raise FieldError(f"{end - at} bytes are left behind its {count} messages")
+        raise FieldError(f"{end - at} bytes are left after its {count} messages")
     return found
 
 

@@ -51,7 +51,7 @@ def encryption_column(
     Raises
     ------
     MessageFormatError
-        If a key is no message of protobuf.
+        If a key is not a protobuf message.
     """
 
     def span(field: MetadataField) -> pa.BinaryArray:
@@ -83,7 +83,7 @@ def _keys(
     begins = whole.values.begins[which] + (moved if isinstance(moved, int) else moved[rows])
     read = FieldColumns(words, begins, begins + whole.values.sizes[which], spans=(_NAME, _KEY))
     if read.malformed.any():
-        raise error(int(entries[rows[int(np.argmax(read.malformed))]]), "a key that is no message of protobuf")
+        raise error(int(entries[rows[int(np.argmax(read.malformed))]]), "a key that is not a protobuf message")
     names, keys = (
         gathered(words.data, span.begins, span.sizes, read.present(field))
         for field, span in ((_NAME, read.span(_NAME)), (_KEY, read.span(_KEY)))

@@ -30,7 +30,7 @@ class Entries:
     payload_begins, payload_ends
         Where the payloads are.
     counts
-        How many messages each batch has, 0 for entries that are none.
+        How many messages each batch has, 0 for entries that are not batches.
     broker
         The broker's metadata of all entries that were read together, or None if no column needs it.
     first_chunks

@@ -163,7 +163,7 @@ class EntryFrames:
     def error(self, index: int, problem: str) -> MessageFormatError:
         """Return an error that names an entry, by its index here."""
         return MessageFormatError(
-            f"an entry that is no message of Pulsar: {problem}; skip it by a later start, or read the topic's ledger "
+            f"an entry that is not a Pulsar message: {problem}; skip it by a later start, or read the topic's ledger "
             "as it is with option ledgerId",
             ledger_id=int(self.ledger_ids[index]),
             entry_id=int(self.entry_ids[index]),
@@ -179,12 +179,12 @@ class EntryFrames:
             spans=[one for one in fields if one in _BYTES],
             repeated=[one for one in fields if one in _MESSAGES],
         )
-        self.check(~found.malformed, "metadata that is no message of protobuf")
+        self.check(~found.malformed, "metadata that is not a protobuf message")
         return found
 
     def broker_metadata(self) -> FieldColumns:
         """Return the fields of the broker's metadata. Raises MessageFormatError."""
         fields = (BrokerField.TIMESTAMP, BrokerField.INDEX)
         found = FieldColumns(self.words, self.broker_begins, self.broker_ends, numbers=fields)
-        self.check(~found.malformed, "broker metadata that is no message of protobuf")
+        self.check(~found.malformed, "broker metadata that is not a protobuf message")
         return found

@@ -2,7 +2,7 @@
 
 All messages lie in one buffer. Those that are laid out as the first one (``layouts``) are read at once, if they are
 most. For the others a step reads one field of each message that has more: eight bytes from where the message is, hence
-the tag and the number or length behind it, for all messages in a few operations of numpy. So the steps are as many as
+the tag and the number or length after it, for all messages in a few operations of numpy. So the steps are as many as
 the fields of the largest message, and there is no object per message. The few messages with far more fields than the
 others are finished one by one.
 

@@ -56,7 +56,7 @@ def with_nulls(values: pa.Array, valid: Bools) -> pa.Array:
 
 
 def text_of(values: pa.BinaryArray) -> pa.StringArray:
-    """Return bytes as text. What is no UTF-8 is replaced, as Java does."""
+    """Return bytes as text. Those that are not UTF-8 are replaced, as Java does."""
     try:
         found = values.view(pa.string())
         found.validate(full=True)
@@ -69,7 +69,7 @@ def text_of(values: pa.BinaryArray) -> pa.StringArray:
 def base64_decoded(values: pa.BinaryArray, chosen: Bools) -> pa.BinaryArray:
     """Return an array of binary in which the ``chosen`` values are decoded from base64. Others stay as they are.
 
-    A value that is no base64 stays as it is, too: it must not make the whole topic unreadable.
+    A value that is not base64 stays as it is, too: it must not make the whole topic unreadable.
     """
     _, offsets_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
@@ -81,7 +81,7 @@ def base64_decoded(values: pa.BinaryArray, chosen: Bools) -> pa.BinaryArray:
     data = data[offsets[0] : offsets[-1]]
     owners = np.repeat(np.arange(len(values)), sizes)
     digits = _DIGITS[data]
-    # Padding: one or two at the end of a value. Anything else that is no digit makes the value no base64.
+    # Padding: one or two at the end of a value. With any other byte that is not a digit, the value is not base64.
     last, before = offsets[1:] - offsets[0] - 1, offsets[1:] - offsets[0] - 2
     padded = np.zeros(len(data), np.bool_)
     ends = np.flatnonzero(chosen)

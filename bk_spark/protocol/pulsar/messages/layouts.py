@@ -17,13 +17,13 @@ import numpy.typing as npt
 from bk_spark.protocol.arrays import Bools
 from bk_spark.protocol.pulsar.fields import FieldError, varint_at
 
-#: Longer messages are not compared: they seldom are alike.
+#: Longer messages are not compared: they are seldom alike.
 _MAX_BYTES: Final = 128
 #: The bytes of numbers that are read at once.
 _MAX_NUMBER_BYTES: Final = 8
 _NUMBER: Final = 0
 _BYTES: Final = 2
-#: By wire type: four and eight bytes, which Pulsar has not.
+#: Bytes by wire type, for the numbers of fixed size, of which Pulsar has none.
 _FIXED: Final = {1: 8, 5: 4}
 
 

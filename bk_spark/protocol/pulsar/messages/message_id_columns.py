@@ -50,7 +50,7 @@ def message_id_bytes(
     partition
         The partition of all, or None.
     batch_sizes
-        How many messages each entry has, 0 if it is no batch.
+        How many messages each entry has, 0 if it is not a batch.
     owners
         The index of each message's entry.
     batch_indexes

@@ -28,7 +28,7 @@ from bk_spark.protocol.pulsar.messages.message_id_columns import message_id_byte
 from bk_spark.protocol.pulsar.messages.words import UInt64s
 from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 
-#: Later times than this do not fit Spark's microseconds: what a writer sent is no time.
+#: Later times do not fit Spark's microseconds. A writer that sends one does not mean a time.
 _MAX_MS: Final = np.uint64((1 << 63) // 1000)
 _VERSION_BYTES: Final = 8
 
@@ -39,7 +39,7 @@ class Rows:
     Parameters
     ----------
     topic
-        Whose messages they are.
+        The topic of the messages.
     entries
         The entries.
     messages
@@ -100,7 +100,7 @@ class Rows:
         return self._entries.chosen[self._owners]
 
     def _merged(self, of_entries: _Array, of_messages: _Array) -> _Array:
-        """Values of rows: those of the messages in batches, those of the entries else."""
+        """Values of rows: those of messages in batches, and those of entries for the other rows."""
         found: _Array
         if self._batches_only:
             found = of_messages[self._message]
@@ -216,7 +216,7 @@ class Rows:
         there = encrypted_entries(entries.metadata)[which]
         if not there.any():
             return pa.nulls(len(self), ENCRYPTION)
-        # An encrypted entry makes one row, for what is in it cannot be told apart.
+        # An encrypted entry makes one row: its messages cannot be told apart.
         moved = entries.moved if isinstance(entries.moved, int) else entries.moved[self._owners[there]]
         found = encryption_column(entries.words, entries.metadata, which[there], moved, entries.error)
         return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
@@ -231,7 +231,7 @@ class Rows:
         read = FieldColumns(self._entries.words, pairs.begins, pairs.begins + pairs.sizes, spans=(_KEY, _VALUE))
         if read.malformed.any():
             owner = self._owners[rows[int(np.argmax(read.malformed))]]
-            raise self._entries.error(int(self._entries.chosen[owner]), "a property that is no message of protobuf")
+            raise self._entries.error(int(self._entries.chosen[owner]), "a property that is not a protobuf message")
         data = self._entries.words.data
         keys, values = (
             text_of(gathered(data, span.begins, span.sizes, read.present(field))).fill_null("")

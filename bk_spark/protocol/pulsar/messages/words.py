@@ -16,7 +16,7 @@ from bk_spark.protocol.pulsar.messages.layouts import Layout
 
 UInt64s = npt.NDArray[np.uint64]
 
-#: Bytes behind the end of the last message that a step may read.
+#: Bytes after the end of the last message that a step may read.
 PADDING_BYTES: Final = 32
 _TOPS: Final = np.uint64(0x8080808080808080)
 _SEVENS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)

@@ -54,7 +54,7 @@ def originals(
             found = MessageIdData.parse(bytes(data[_SIZE_BYTES:at]))
         except (ValueError, InvalidArgumentError) as error:
             raise MessageFormatError(
-                f"an entry that is none of a compacted ledger: {error}", ledger_id=ledger_id, entry_id=entry_id
+                f"an entry that does not belong in a compacted ledger: {error}", ledger_id=ledger_id, entry_id=entry_id
             ) from error
         positions.append((found.ledger_id, found.entry_id))
         entries.append(data[begin:])

@@ -48,7 +48,7 @@ class Cursor:
             position = message.signed(2, _NO_LEDGER), message.signed(3, _NO_LEDGER)
             return cls(None if ledger_id < 0 else ledger_id, position, _numbers(message, 5))
         except (FieldError, CompressionError) as error:
-            raise MetadataFormatError(f"{source} is no cursor: {error}") from error
+            raise MetadataFormatError(f"{source} is not a cursor: {error}") from error
 
     @classmethod
     def parse_entry(cls, entry: bytes, source: str = "the entry of the cursor") -> Cursor:
@@ -57,7 +57,7 @@ class Cursor:
             message = Fields(entry)
             return cls(None, (message.signed(1), message.signed(2)), _numbers(message, 4))
         except FieldError as error:
-            raise MetadataFormatError(f"{source} is no position of a cursor: {error}") from error
+            raise MetadataFormatError(f"{source} is not a position of a cursor: {error}") from error
 
     @property
     def compacted_ledger_id(self) -> int | None:

@@ -104,7 +104,7 @@ class ManagedLedger:
         Raises
         ------
         MetadataFormatError
-            If it is no list of ledgers.
+            If it is not a list of ledgers.
         """
         try:
             message = Fields(uncompressed(content))
@@ -113,7 +113,7 @@ class ManagedLedger:
             terminated = None if end is None else (end.signed(1), end.signed(2))
             properties = message.texts(3)
         except (FieldError, CompressionError) as error:
-            raise MetadataFormatError(f"{source} is no list of a topic's ledgers: {error}") from error
+            raise MetadataFormatError(f"{source} is not a list of a topic's ledgers: {error}") from error
         # A broker that offloads writes the list in any order. The order of ids is the topic's.
         ids = [ledger.ledger_id for ledger in ledgers]
         if any(one < 0 for one in ids) or len(ids) > len(set(ids)):

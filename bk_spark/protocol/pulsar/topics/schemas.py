@@ -66,7 +66,7 @@ class SchemaLocator:
         try:
             found = [_version(one) for one in Fields(content).messages(2)]
         except FieldError as error:
-            raise MetadataFormatError(f"{source} is no list of a schema's versions: {error}") from error
+            raise MetadataFormatError(f"{source} is not a list of a schema's versions: {error}") from error
         return cls(tuple(sorted(found, key=lambda one: one.version)))
 
     def find(self, version: int) -> SchemaVersion | None:
@@ -126,4 +126,4 @@ class StoredSchema:
                 deleted=bool(info.number(6)),
             )
         except FieldError as error:
-            raise MetadataFormatError(f"{source} is no schema: {error}") from error
+            raise MetadataFormatError(f"{source} is not a schema: {error}") from error

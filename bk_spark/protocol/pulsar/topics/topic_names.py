@@ -60,7 +60,7 @@ class NamespaceName:
         """Parse ``tenant/namespace``. Raises InvalidArgumentError."""
         parts = text.split("/")
         if len(parts) != 2 or not all(map(_is_part, parts)):
-            raise InvalidArgumentError(f"{text[:200]!r} is no namespace of Pulsar: it is tenant/namespace")
+            raise InvalidArgumentError(f"{text[:200]!r} is not a Pulsar namespace: write tenant/namespace")
         return cls(*parts)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class TopicName:
         Raises
         ------
         InvalidArgumentError
-            If it is no name of a persistent topic.
+            If it is not the name of a persistent topic.
         """
         name, shown = text.strip(), text[:200]
         domain, separator, rest = name.partition("://")
@@ -126,7 +126,7 @@ class TopicName:
                 f"{shown!r} is not persistent: Pulsar keeps its messages in memory alone, there are no ledgers"
             )
         if separator and domain != _DOMAIN:
-            raise InvalidArgumentError(f"{shown!r} is no topic of Pulsar: {_FORMS}")
+            raise InvalidArgumentError(f"{shown!r} is not a Pulsar topic: {_FORMS}")
         parts = (rest if separator else name).split("/", 2)
         if not separator and len(parts) == 1:
             parts = ["public", "default", name]
@@ -136,10 +136,10 @@ class TopicName:
                 f"supported: {_FORMS}"
             )
         if len(parts) != 3 or not (_is_part(parts[0]) and _is_part(parts[1]) and parts[2]) or len(name) > _MAX_NAME:
-            raise InvalidArgumentError(f"{shown!r} is no topic of Pulsar: {_FORMS}")
+            raise InvalidArgumentError(f"{shown!r} is not a Pulsar topic: {_FORMS}")
         tenant, namespace, local = parts
         if "/" in local:
-            raise InvalidArgumentError(f"{shown!r} is no topic of Pulsar: {_FORMS}")
+            raise InvalidArgumentError(f"{shown!r} is not a Pulsar topic: {_FORMS}")
         return cls(tenant, namespace, local, encode_local(local))
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
 """How fast a process copies beside other clients of the bookies.
 
 A bookie that has much to do answers everybody late: the worker that copies, and the clients that write meanwhile. So
-the worker takes its own requests as a measure. What a request takes at rest is the shortest time that a like one has
-taken. If more than a few requests take much longer, fewer bytes are copied per second, whoever the cause is. Otherwise
-more are. So requests of a worker hardly ever wait in the queues of bookies: a client's would wait there, too.
+the worker measures its own requests. The time of a request at rest is the shortest time that one of its kind has taken.
+If more than a few requests take much longer, fewer bytes are copied per second, whoever the cause is. Otherwise more
+are. So requests of a worker hardly ever wait in the queues of bookies, where they would let requests of clients wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLOWER: Final = 0.8
 _CREDIT_BYTES: Final = 256 * 1024
 #: What requests take at rest is forgotten after one to two of these times: bookies and networks change.
 _MEMORY_MS: Final = 300_000.0
-#: Kinds of requests whose time at rest is known, at most. What is above is not judged.
+#: Kinds of requests whose time at rest is known, at most. Requests of further kinds are not judged.
 _MOST_KINDS: Final = 10_000
 
 

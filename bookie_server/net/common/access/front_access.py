@@ -132,11 +132,11 @@ class ConnectionAccess:
         return answer.message
 
     def has(self, needed: int) -> bool:
-        """Whether the peer has the rights ``needed``, for requests that are no offence without them."""
+        """Whether the peer has the rights ``needed``. If not, nothing is counted or logged."""
         return self.rights & needed == needed
 
     def may(self, needed: int) -> bool:
-        """Whether the peer has the rights ``needed``. If not, that is counted and told."""
+        """Whether the peer has the rights ``needed``. If not, that is counted and logged."""
         if self.has(needed):
             return True
         self._front.refused_requests += 1

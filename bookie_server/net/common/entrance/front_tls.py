@@ -134,7 +134,7 @@ class Greeting:
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """Count and tell that there is no TLS."""
+        """Count and log a handshake that failed."""
         self._front.failed_handshakes += 1
         self._front.log.tell("connection from %s closed: TLS handshake failed: %s", self.peer, reason_of(error))
 

@@ -135,9 +135,9 @@ class _Silent:
             heapq.heapify(self._newest)
 
     def next_ready(self) -> Newcomer:
-        """Of those that are ready, the one that connected last, and the one that has been ready longest, in turn.
+        """Return one that is ready: in turn the one that connected last, and the one that has been ready longest.
 
-        Whoever connects and speaks at once does not wait for many that connected before and speak together.
+        So a peer that connects and speaks at once does not wait for many that connected before and speak together.
         """
         self._newest_next = not self._newest_next
         while not self._newest_next:

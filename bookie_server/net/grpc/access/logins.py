@@ -63,7 +63,7 @@ class LoginService:
             try:
                 message = pb.LogInMessage.FromString(data)
             except DecodeError:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no LogInMessage")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not a LogInMessage")
                 raise
             if not access.knows(message.plugin):
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "clients of this bookie log in another way")
