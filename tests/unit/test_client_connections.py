@@ -44,7 +44,7 @@ from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.native.server import NativeServer
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from tests.support import patient_loop
-from tests.support.connections import assert_no_requests
+from tests.support.connections import assert_no_requests, count_writes
 from tests.support.running_storage import Place, Running, running
 from tests.support.served_bookie import ServedBookie
 
@@ -227,6 +227,19 @@ async def test_cancelled_reads_leave_nothing_and_disturb_nobody(bookie: ServedBo
     bookie.answer_held()
     assert set(await kept) == set(range(5, 40))
     assert not connection.closed
+
+
+@with_bookie()
+async def test_fencing_reads_of_one_turn_go_with_one_call(bookie: ServedBookie, connection: Connection) -> None:
+    """A recovery asks for one entry after the other. Other reads do not wait for the end of the turn."""
+    calls = count_writes(connection)
+    flags = FlagV2.FENCING | FlagV2.HIGH_PRIORITY
+    for arguments, most in (({"flags": flags, "key": KEY}, 1), ({}, 5)):
+        calls.clear()
+        reads = [connection.read(LEDGER, range(i, i + 1), **arguments) for i in range(5)]  # type: ignore[arg-type]
+        for entry_id, answers in enumerate(await asyncio.gather(*reads)):
+            assert answers[entry_id].stored == stored_entry(entry_id)
+        assert len(calls) == most
 
 
 @with_bookie()

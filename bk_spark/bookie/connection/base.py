@@ -43,6 +43,8 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         self._transport: asyncio.Transport | None = None
         self._queue: deque[memoryview] = deque()
         self._paused = False
+        #: Whether what is queued will be sent at the end of this turn of the event loop.
+        self._feeds_soon = False
         self._stalled: asyncio.TimerHandle | None = None
         #: Why TLS has ended.
         self._tls_problem: str | None = None
@@ -50,12 +52,16 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         self._login_frames: deque[bytes] | None = None
         self._login_waits: asyncio.Future[None] | None = None
 
-    def send(self, buffers: Iterable[memoryview | bytes]) -> None:
+    def send(self, buffers: Iterable[memoryview | bytes], *, soon: bool = False) -> None:
         """Queue ``buffers``, which must not change afterwards. A closed connection drops them."""
         if self.closed:
             return
         self._queue.extend(memoryview(buffer) for buffer in buffers)
-        self._feed()
+        if not soon:
+            self._feed()
+        elif not self._feeds_soon:
+            self._feeds_soon = True
+            asyncio.get_running_loop().call_soon(self._feed_gathered)
 
     def close(self) -> None:
         """Drop what is queued and reset the connection. Requests under way fail."""
@@ -173,6 +179,10 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+    def _feed_gathered(self) -> None:
+        self._feeds_soon = False
+        self._feed()
 
     def _feed(self) -> None:
         transport, queue = self._transport, self._queue

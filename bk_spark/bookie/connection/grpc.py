@@ -76,7 +76,7 @@ class GrpcConnection(ControlConnection, BatchReads):
 
     # --- requests ---
 
-    def send(self, buffers: Iterable[memoryview | bytes]) -> None:
+    def send(self, buffers: Iterable[memoryview | bytes], *, soon: bool = False) -> None:
         """Queue v2 ADD frames. What waits together becomes one batch."""
         if self.closed:
             return

@@ -54,8 +54,11 @@ class Connection(ABC):
         self._admissions: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @abstractmethod
-    def send(self, buffers: Iterable[memoryview | bytes]) -> None:
-        """Queue ``buffers``, which must not change afterwards. Ignored on a closed connection."""
+    def send(self, buffers: Iterable[memoryview | bytes], *, soon: bool = False) -> None:
+        """Queue ``buffers``, which must not change afterwards. Ignored on a closed connection.
+
+        ``soon``: more requests probably follow in this turn of the event loop, and may go with one system call.
+        """
 
     @abstractmethod
     def close(self) -> None:

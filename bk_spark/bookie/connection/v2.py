@@ -12,6 +12,7 @@ import numpy as np
 
 from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, LedgerConnection
+from bk_spark.protocol.codes import FlagV2
 from bk_spark.protocol.wire.answers_v2 import AddAnswers, BatchReadAnswer, ReadAnswer, parse_answers
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.wire_v2 import batch_read_request, read_requests
@@ -56,7 +57,8 @@ class BookieConnection(LedgerConnection, BatchReads, FramedConnection):
                 reads[ledger_id, entry_id] = [group]
             else:
                 waiting.append(group)
-        self.send([read_requests(ledger_id, np.arange(entry_ids.start, entry_ids.stop, entry_ids.step), flags, key)])
+        requests = read_requests(ledger_id, np.arange(entry_ids.start, entry_ids.stop, entry_ids.step), flags, key)
+        self.send([requests], soon=bool(flags & FlagV2.FENCING))
         try:
             return await group.future
         finally:

@@ -76,10 +76,11 @@ class BookieConnectionV3(ControlConnection, FramedConnection):
                 ids = np.arange(entry_ids.start, entry_ids.stop, entry_ids.step)
                 self.send([wire_v3.read_requests(txn_ids.start, ledger_id, ids)])
             else:
-                self.send(
+                requests = (
                     wire_v3.read_request(txn_id, ledger_id, entry_id, fence_key=key, high_priority=urgent)
                     for txn_id, entry_id in zip(txn_ids, entry_ids, strict=True)
                 )
+                self.send(requests, soon=fencing)
             return await group.future
 
     async def read_lac(self, ledger_id: int) -> tuple[Code, bytes | None, bytes | None]:

@@ -151,6 +151,7 @@ class _Performer:
                 self._pool,
                 self._config,
                 lambda event: self.runner.handle(ToldWriteBacks(attempt, event)),
+                gathers=True,
             )
         return self._write_backs
 

@@ -68,6 +68,8 @@ class WriterPerformer:
         Receives an event. Called on the event loop.
     lac_sender
         Required if the writer publishes its last add confirmed by itself.
+    gathers
+        Whether adds of one turn of the event loop go with one system call: those of a recovery, which come one by one.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class WriterPerformer:
         config: ClientConfig,
         tell: Callable[[WriterEvent], None],
         lac_sender: LacSender | None = None,
+        *,
+        gathers: bool = False,
     ) -> None:
         self._machine = machine
         self._ledger_id = machine.ledger_id
@@ -87,6 +91,7 @@ class WriterPerformer:
         self._lac_sender = lac_sender
         #: Whether a bookie joins only if it does not know the ledger with another password.
         self.claims = False
+        self._gathers = gathers
         self.connections = EnsembleConnections(
             machine.ledger_id, pool, services, config.add_timeout_ms, self._on_answers, self._on_loss
         )
@@ -96,7 +101,8 @@ class WriterPerformer:
         """Begin an action. Returns None, an event, or the coroutine whose result is one."""
         match action:
             case SendAdds(bookie_id, frames):
-                return None if self.connections.send(bookie_id, frames) else BookieFailed(bookie_id)
+                sent = self.connections.send(bookie_id, frames, soon=self._gathers)
+                return None if sent else BookieFailed(bookie_id)
             case ConnectBookie(bookie_id):
                 self.connections.expect(bookie_id)
                 return self._connect(bookie_id)
@@ -264,11 +270,11 @@ class EnsembleConnections:
             _LOG.warning("ledger %d: bookie %s cannot be looked up: %s", self._ledger_id, bookie_id, error)
         return None
 
-    def send(self, bookie_id: str, frames: Sequence[memoryview]) -> bool:
+    def send(self, bookie_id: str, frames: Sequence[memoryview], *, soon: bool = False) -> bool:
         """Send adds, or let them wait for the connection. Return False if there is none."""
         connection = self._connections.get(bookie_id)
         if connection is not None and not connection.closed:
-            connection.send(frames)
+            connection.send(frames, soon=soon)
             return True
         waiting = self._waiting.get(bookie_id)
         if waiting is None:

@@ -8,6 +8,13 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "What is to go soon waits for the end of the turn.",
+        "bk_spark/bookie/connection/base.py",
+        "        if not soon:\n            self._feed()",
+        "        if soon:\n            self._feed()",
+        ("tests/unit/test_client_connections.py::test_fencing_reads_of_one_turn_go_with_one_call",),
+    ),
+    Mutation(
         "A few v3 frames say the size of each.",
         "bk_spark/protocol/wire/v3/add_frames_v3.py",
         "if frame_bytes != self._sizes[0]:",
