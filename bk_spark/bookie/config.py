@@ -289,19 +289,6 @@ class ClientConfig(ZooKeeperSettings):
                 "networkTopologyScriptFileName"
             )
 
-        if self.transport == GRPC and self.tls_enabled:
-            wrong = (
-                (self.tls_protocols, "tlsEnabledProtocols"),
-                (self.tls_cipher_suites, "tlsEnabledCipherSuites"),
-                (not self.tls_hostname_verification, "tlsHostnameVerificationEnabled=false"),
-            )
-            for is_set, name in wrong:
-                if is_set:
-                    raise InvalidArgumentError(
-                        f"{name} is set, which gRPC cannot obey: it uses TLSv1.3 or TLSv1.2 with its own choice of "
-                        "suites, and always verifies the host; or set transport=native"
-                    )
-
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ClientConfig:
         """Read settings from keys and values as text. Keys and units are Apache's where Apache has them.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.deploy import DEPLOY, alerts
+from tests.support.deploy import DEPLOY, alerts, read_yaml
 from tests.support.machine import cannot_run
 
 _RULES: Final = DEPLOY / "monitoring" / "alerts.yml"
@@ -138,3 +138,36 @@ def test_no_auditor_at_all_is_told_too(tmp_path: Path) -> None:
     expected = [{"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}]
     when = {"eval_time": f"{_minutes(rule)}m", "alertname": "NoAuditor", "exp_alerts": expected}
     _test_rules(tmp_path, [{"interval": "1m", "input_series": [], "alert_rule_test": [when]}])
+
+
+#: Pods as Kubernetes' discovery shows them: their names for the app and the component, the port; and what becomes of
+#: them. None: nobody asks them.
+PODS: Final = {
+    "bookie-0": (("bookkeeper", "bookie", "http"), "bookies"),
+    "bookie-1": (("bookkeeper", "bookie", "bookie"), None),
+    "autorecovery-0": (("bookkeeper", "autorecovery", "http"), "autorecovery"),
+    "zookeeper-0": (("zookeeper", "zookeeper", "http"), None),
+}
+
+
+def test_the_example_asks_whom_the_alerts_are_about(tmp_path: Path) -> None:
+    """Debian's promtool knows no discovery by Kubernetes, so pods stand in the file, with the labels of discovery."""
+    (document,) = read_yaml("monitoring/prometheus.yml")
+    pods: list[dict[str, Any]] = []
+    for name, ((app, component, port), _) in PODS.items():
+        labels = {"pod_label_app_kubernetes_io_name": app, "pod_label_app_kubernetes_io_component": component}
+        labels |= {"pod_container_port_name": port, "namespace": "logs", "pod_name": name}
+        pods.append({"targets": ["10.0.0.1:8080"], "labels": {f"__meta_kubernetes_{k}": v for k, v in labels.items()}})
+    (by_kubernetes,) = (job for job in document["scrape_configs"] if job.pop("kubernetes_sd_configs", None))
+    by_kubernetes["static_configs"] = pods
+    path = tmp_path / "prometheus.yml"
+    path.write_text(json.dumps(document), "utf-8")  # which is YAML, too
+    (tmp_path / "alerts.yml").write_bytes(_RULES.read_bytes())
+    assert f"{len(alerts())} rules found" in _promtool("check", "config", str(path))
+    # It waits for all of the time: other kinds of discovery may find more.
+    found = json.loads(_promtool("check", "service-discovery", "--timeout=3s", str(path), "kubernetes"))
+    seen = {one["discoveredLabels"]["__meta_kubernetes_pod_name"]: one["labels"] for one in found}
+    assert seen.keys() == PODS.keys()
+    for name, (_, job) in PODS.items():
+        labels = {label: text for label, text in seen[name].items() if not label.startswith("__")}
+        assert labels == ({"job": job, "cluster": "logs", "instance": name} if job else {})

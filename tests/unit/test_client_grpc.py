@@ -390,18 +390,31 @@ def test_a_bookie_that_is_not_trusted_is_named_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("keys", "works"),
     [
-        ("tlsEnabledProtocols", "TLSv1.3"),
-        ("tlsEnabledCipherSuites", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
-        ("tlsHostnameVerificationEnabled", "false"),
+        ({"tlsEnabledProtocols": "TLSv1.3"}, True),
+        ({"tlsEnabledProtocols": "TLSv1.2", "tlsEnabledCipherSuites": "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"}, True),
+        ({"tlsHostnameVerificationEnabled": "true"}, False),
+        ({"tlsHostnameVerificationEnabled": "false"}, True),
     ],
 )
-def test_what_grpc_cannot_obey_is_refused(tmp_path: Path, key: str, value: str) -> None:
-    keys = write_pem(tmp_path) | {"transport": "grpc", key: value}
-    with pytest.raises(InvalidArgumentError, match=f"{key}.* gRPC cannot obey"):
-        ClientConfig.from_properties(keys)
-    assert ClientConfig.from_properties(keys | {"transport": "native"}).transport == "native"
+def test_settings_of_tls_are_obeyed(tmp_path: Path, keys: dict[str, str], works: bool) -> None:
+    """The bookie's certificate is for another host in the last two."""
+
+    async def play() -> None:
+        async with grpc_front(HeldBookie(), tls=contexts) as front:
+            config = ClientConfig.from_properties(write_pem(tmp_path / "client") | {"transport": "grpc"} | keys)
+            async with pool_with(front.port, config) as one:
+                if works:
+                    assert (await (await one.get("b1")).bookie_info()).free_disk_bytes == 1
+                else:
+                    with pytest.raises(TlsError, match="certificate of the peer is refused"):
+                        await one.get("b1")
+
+    hosts = ("elsewhere.example",) if any("Hostname" in key for key in keys) else ("127.0.0.1",)
+    files = write_pem(tmp_path / "bookie", identity("bookie", hosts=hosts))
+    contexts = TlsContexts(ClientConfig.from_properties(files), server_side=True)
+    run(play())
 
 
 def test_a_transport_that_is_none() -> None:

@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
+from bk_spark.bookie.connection.send_queue import SendQueue
 from bk_spark.bookie.tls.reasons import reason_of
 from bk_spark.protocol.errors import BookieUnavailableError, TlsError, WireFormatError
 from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 
 _LOG = logging.getLogger(__name__)
-#: Size of a piece for the transport. It copies bytes that the socket does not take, so pieces stay small.
-_SEND_BYTES: Final = 256 * 1024
 #: Frames of a login that a bookie may send before they are looked at.
 _MAX_LOGIN_FRAMES: Final = 4
 
-_CLOSED_EARLY: Final = (
+#: Why TLS may have ended.
+CLOSED_EARLY: Final = (
     "the bookie closed it after the handshake, perhaps because it requires a certificate or does not accept this one "
     "(tlsClientAuthentication); its log says why"
 )
@@ -41,7 +41,7 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         super().__init__(bookie_id, limits)
         self._receive = ReceiveBuffer(self._limits.max_frame_bytes)
         self._transport: asyncio.Transport | None = None
-        self._queue: deque[memoryview] = deque()
+        self._queue = SendQueue()
         self._paused = False
         #: Whether what is queued will be sent at the end of this turn of the event loop.
         self._feeds_soon = False
@@ -56,7 +56,7 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         """Queue ``buffers``, which must not change afterwards. A closed connection drops them."""
         if self.closed:
             return
-        self._queue.extend(memoryview(buffer) for buffer in buffers)
+        self._queue.extend(buffers)
         if not soon:
             self._feed()
         elif not self._feeds_soon:
@@ -116,7 +116,7 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let requests under way fail. If the bookie may have refused the certificate, they fail with TlsError."""
         if self._refuses_certificate(exc) and not self.closed:
-            self._tls_problem = reason_of(exc) if isinstance(exc, ssl.SSLError) else _CLOSED_EARLY
+            self._tls_problem = reason_of(exc) if isinstance(exc, ssl.SSLError) else CLOSED_EARLY
             _LOG.warning("the TLS connection to bookie %s broke: %s", self.bookie_id, self._tls_problem)
         self._lost()
 
@@ -185,16 +185,5 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         self._feed()
 
     def _feed(self) -> None:
-        transport, queue = self._transport, self._queue
-        while queue and not self._paused and transport is not None:
-            piece = queue.popleft()
-            if len(piece) > _SEND_BYTES:
-                queue.appendleft(piece[_SEND_BYTES:])
-                piece = piece[:_SEND_BYTES]
-            elif queue and len(piece) + len(queue[0]) <= _SEND_BYTES:
-                size, small = len(piece), [piece]
-                while queue and size + len(queue[0]) <= _SEND_BYTES:
-                    size += len(queue[0])
-                    small.append(queue.popleft())
-                piece = memoryview(b"".join(small))
-            transport.write(piece)
+        while self._queue and not self._paused and self._transport is not None:
+            self._transport.write(self._queue.next_piece())

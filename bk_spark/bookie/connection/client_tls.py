@@ -7,7 +7,7 @@ import logging
 import socket
 from typing import Final
 
-from bk_spark.bookie.config import ClientConfig
+from bk_spark.bookie.config import GRPC, ClientConfig
 from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.tls.contexts import TlsContexts
 from bk_spark.bookie.tls.pem import PemIdentity
@@ -18,6 +18,8 @@ from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame_bytes
 from bk_spark.protocol.wire.start_tls import MAX_BYTES, is_granted, start_tls_request
 
 _LOG: Final = logging.getLogger(__name__)
+#: What is spoken inside TLS on a port of gRPC (ALPN).
+HTTP2_NAME: Final = "h2"
 
 
 class ClientTls:
@@ -28,7 +30,11 @@ class ClientTls:
 
     def __init__(self, config: ClientConfig) -> None:
         self._contexts = TlsContexts(
-            config, server_side=False, key_store=config.key_store(), trust_store=config.trust_store()
+            config,
+            server_side=False,
+            key_store=config.key_store(),
+            trust_store=config.trust_store(),
+            alpn=HTTP2_NAME if config.transport == GRPC else "",
         )
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._timeout_s = config.connect_timeout_ms / 1000
@@ -39,7 +45,7 @@ class ClientTls:
             )
 
     def pem(self) -> PemIdentity:
-        """Return the certificates and the key as gRPC takes them. Blocks. Raises InvalidArgumentError."""
+        """Return the certificates and the key as they are in the files. Blocks. Raises InvalidArgumentError."""
         return self._contexts.pem()
 
     async def connect(self, host: str, port: int, connection: FramedConnection) -> None:
@@ -47,15 +53,33 @@ class ClientTls:
 
         Raises TlsError if there is no TLS, OSError if there is no connection.
         """
-        if self._contexts.is_due:
-            await asyncio.to_thread(self._contexts.refresh)
         loop = asyncio.get_running_loop()
         raw, asking = await loop.create_connection(lambda: _StartTls(loop.create_future()), host, port)
+        await self._secure(raw, connection, host, connection.bookie_id, asking.granted)
+
+    async def connect_at_once(self, host: str, port: int, protocol: asyncio.BufferedProtocol, bookie_id: str) -> None:
+        """Connect ``protocol`` to a port where TLS begins at once, as gRPC's does. Otherwise as :meth:`connect`."""
+        raw, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
+        raw.pause_reading()
+        await self._secure(raw, protocol, host, bookie_id)
+
+    async def _secure(
+        self,
+        raw: asyncio.Transport,
+        protocol: asyncio.BufferedProtocol,
+        host: str,
+        bookie_id: str,
+        granted: asyncio.Future[None] | None = None,
+    ) -> None:
+        """Do the handshake, when it is ``granted`` if that is waited for."""
         try:
-            await asking.granted
+            if self._contexts.is_due:
+                await asyncio.to_thread(self._contexts.refresh)
+            if granted is not None:
+                await granted
             await secure(
                 raw,
-                connection,
+                protocol,
                 self._contexts.context,
                 self._buffer,
                 server_hostname=host,
@@ -64,7 +88,7 @@ class ClientTls:
         except BaseException as error:
             raw.abort()
             if isinstance(error, OSError | WireFormatError):
-                raise TlsError(f"no TLS connection: {reason_of(error)}", bookie_id=connection.bookie_id) from None
+                raise TlsError(f"no TLS connection: {reason_of(error)}", bookie_id=bookie_id) from None
             raise
 
 

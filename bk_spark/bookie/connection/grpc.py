@@ -15,16 +15,17 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
-import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from bk_spark.bookie.connection.grpc_reads import PendingBatchRead, PendingRead
 from bk_spark.bookie.connection.grpc_streams import MessageStream
+from bk_spark.bookie.connection.http2 import CallError, Channel
 from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, ControlConnection
 from bk_spark.protocol.codes import NO_ENTRY, Code, FlagV2
+from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import PIECE_BYTES, pieces
-from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError, WireFormatError
+from bk_spark.protocol.errors import BookieUnavailableError, InvalidArgumentError, TlsError, WireFormatError
 from bk_spark.protocol.proto import bookie_pb2 as pb
 from bk_spark.protocol.wire.answers_v2 import BatchReadAnswer, ReadAnswer
 from bk_spark.protocol.wire.batches import (
@@ -54,7 +55,7 @@ _T = TypeVar("_T")
 class GrpcConnection(ControlConnection, BatchReads):
     """All requests, over one channel, which belongs to the connection."""
 
-    def __init__(self, bookie_id: str, limits: ConnectionLimits, channel: Any) -> None:
+    def __init__(self, bookie_id: str, limits: ConnectionLimits, channel: Channel) -> None:
         super().__init__(bookie_id, limits)
         self.channel = channel
         #: What each call shows: the session, after a login.
@@ -179,57 +180,41 @@ class GrpcConnection(ControlConnection, BatchReads):
         await self._enter(1)
         expected_at = self._loop.time() + answer_takes_ms / 1000
         answered = False
-        problem: BookieUnavailableError
         try:
             self._check()
-            # Not in a variable: the error's traceback would keep it, and with it the channel.
-            data = await self.channel.unary_unary(f"/{SERVICE}/{method}")(
-                request.SerializeToString(), metadata=self.metadata
-            )
+            data = await self.channel.ask(f"/{SERVICE}/{method}", request.SerializeToString(), self.metadata)
             answered = True
             self.heard()
             return kind.FromString(data)
-        except grpc.aio.AioRpcError as error:
+        except CallError as error:
             answered = True
-            problem = self.failed(error)
+            raise (self._broken() if self.closed else self.failed(error)) from None
         except DecodeError:
-            problem = BookieUnavailableError(f"the answer to {method} is malformed", bookie_id=self.bookie_id)
-        except asyncio.CancelledError:
-            # Closing the channel cancels its calls, but their caller goes on.
-            caller = asyncio.current_task()
-            if not self.closed or caller is None or caller.cancelling():
-                raise
-            problem = self._broken()
+            raise BookieUnavailableError(f"the answer to {method} is malformed", bookie_id=self.bookie_id) from None
         finally:
             self._leave(1)
             if not answered:
                 self._given_up(expected_at)
-        # Not above: an error that somebody keeps would keep gRPC's, and with it the channel.
-        raise problem
 
     async def probe(self) -> None:
         """Find out whether there is a bookie that obeys this client. Raises BookieUnavailableError."""
-        problem: BookieUnavailableError | None = None
         try:
             # Any answer will do: a client that may not ask for this may do other things.
-            # Not in a variable either.
-            await self.channel.unary_unary(f"/{SERVICE}/GetInfo")(
-                pb.GetInfoRequest().SerializeToString(), metadata=self.metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            problem = self.failed(error)
-        if problem is not None:
-            raise problem
+            await self.channel.ask(f"/{SERVICE}/GetInfo", pb.GetInfoRequest().SerializeToString(), self.metadata)
+        except CallError as error:
+            raise self.failed(error) from None
 
     def _check_code(self, number: int, operation: str, ledger_id: int | None) -> None:
         code = Code.from_v3(number)
         if code is not Code.OK:
             raise error_of(code, operation, ledger_id=ledger_id, bookie_id=self.bookie_id)
 
-    def failed(self, error: Any) -> BookieUnavailableError:
-        """Return the error of this package that says what one of gRPC's says."""
+    def failed(self, error: CallError) -> BookieUnavailableError:
+        """Return the error of this package that says what the error of a call says."""
+        if error.is_about_tls:
+            return TlsError(error.reason, bookie_id=self.bookie_id)
         return BookieUnavailableError(
-            f"gRPC: {error.code().name}: {error.details() or 'no reason given'}", bookie_id=self.bookie_id
+            f"gRPC: {error.status}: {error.reason or 'no reason given'}", bookie_id=self.bookie_id
         )
 
     # --- messages of streams ---
@@ -254,7 +239,7 @@ class GrpcConnection(ControlConnection, BatchReads):
             parts.append(self._frames.popleft())
         return first if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def _on_add(self, data: bytes) -> None:
+    def _on_add(self, data: Buffer) -> None:
         answer = _parsed(pb.AddAnswer, data)
         batch = self._batches.pop(answer.batch_id, None)
         if batch is None:
@@ -276,7 +261,7 @@ class GrpcConnection(ControlConnection, BatchReads):
         while self._requests:
             yield self._requests.popleft()
 
-    def _on_read(self, data: bytes) -> None:
+    def _on_read(self, data: Buffer) -> None:
         answer, records = parse_with_records(pb.ReadAnswer, data)
         waiting = self._waiting.get(answer.request_id)
         if waiting is None:
@@ -321,15 +306,12 @@ class GrpcConnection(ControlConnection, BatchReads):
         try:
             await work
             is_broken = False
-        except grpc.aio.AioRpcError as error:
+        except CallError as error:
             if not self.closed:
                 _LOG.warning("connection to bookie %s broke: %s", self.bookie_id, self.failed(error).message)
         except WireFormatError as error:
             if not self.closed:
                 _LOG.warning("closing connection to bookie %s: %s", self.bookie_id, error.message)
-        except asyncio.InvalidStateError:
-            # gRPC's word for a message to a call that has ended. Whoever reads from it knows why.
-            pass
         finally:
             if is_broken:
                 self.close()
@@ -347,6 +329,7 @@ class GrpcConnection(ControlConnection, BatchReads):
         self._frames.clear()
         self._requests.clear()
         self._batches.clear()
+        self.channel.close()
         if not self._loop.is_closed():
             self._ending = self._loop.create_task(self._end())
 
@@ -355,9 +338,7 @@ class GrpcConnection(ControlConnection, BatchReads):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.channel.close(None)
-        # gRPC ends a channel, and after the last one its thread, when nobody refers to it.
-        del self.channel, self._adds, self._reads
+        await self.channel.wait_closed()
 
     def _on_lost(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -367,8 +348,8 @@ class GrpcConnection(ControlConnection, BatchReads):
         super()._on_lost()
 
 
-def _parsed(kind: type[_A], data: bytes) -> _A:
+def _parsed(kind: type[_A], data: Buffer) -> _A:
     try:
-        return kind.FromString(data)
+        return kind.FromString(bytes(data))
     except DecodeError as error:
         raise WireFormatError(f"this is not a {kind.DESCRIPTOR.full_name}") from error

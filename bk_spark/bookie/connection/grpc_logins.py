@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
 from google.protobuf.message import DecodeError
 
 from bk_spark.bookie.connection.grpc import GrpcConnection
+from bk_spark.bookie.connection.http2 import CallError
 from bk_spark.bookie.connection.logins import NO_ANSWER, Dialogue
-from bk_spark.protocol.errors import BookKeeperError, UnauthorizedError, WireFormatError
+from bk_spark.protocol.errors import UnauthorizedError, WireFormatError
 from bk_spark.protocol.proto import sessions_pb2 as pb
 from bk_spark.protocol.wire.auth_frames import DISABLED, SESSION_METADATA, SESSIONS, AuthMessage
+from bk_spark.protocol.wire.http2.calls import UNAUTHENTICATED, UNIMPLEMENTED
 
 
 class GrpcDialogue(Dialogue):
@@ -19,7 +18,7 @@ class GrpcDialogue(Dialogue):
 
     def __init__(self, connection: GrpcConnection) -> None:
         self._connection = connection
-        self._call: Any = connection.channel.stream_stream(f"/{SESSIONS}/LogIn")()
+        self._call = connection.channel.begin(f"/{SESSIONS}/LogIn")
         self._session = b""
         self._is_needed = True
 
@@ -30,39 +29,33 @@ class GrpcDialogue(Dialogue):
 
     async def open(self) -> None:
         """Wait for the bookie. Raises BookieUnavailableError."""
-        problem: BookKeeperError | None = None
         try:
-            await self._call.initial_metadata()
-            if self._call.done():
-                await self._call.read()
-        except grpc.aio.AioRpcError as error:
+            await self._call.answered()
+        except CallError as error:
             # A bookie that asks nobody to log in does not know the call.
-            self._is_needed = error.code() is not grpc.StatusCode.UNIMPLEMENTED
-            problem = self._connection.failed(error) if self._is_needed else None
-        # Not above: an error that somebody keeps would keep gRPC's, and with it the channel.
-        if problem is not None:
-            self.close()
-            raise problem
+            self._is_needed = error.status != UNIMPLEMENTED
+            if self._is_needed:
+                self.close()
+                raise self._connection.failed(error) from None
 
     async def ask(self, message: AuthMessage) -> AuthMessage:
         """Send a message over the call. See :meth:`Dialogue.ask`."""
         if not self._is_needed:
             return AuthMessage(DISABLED, b"")
-        problem: BookKeeperError
         try:
             await self._call.write(pb.LogInMessage(plugin=message.plugin, payload=message.payload).SerializeToString())
             data = await self._call.read()
-            if data is grpc.aio.EOF:
+            if data is None:
                 raise WireFormatError(NO_ANSWER)
-            answer = pb.LogInAnswer.FromString(data)
+            answer = pb.LogInAnswer.FromString(bytes(data))
             self._session = answer.session
             return AuthMessage(message.plugin, answer.payload)
         except DecodeError:
-            problem = WireFormatError(NO_ANSWER)
-        except grpc.aio.AioRpcError as error:
-            refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
-            problem = UnauthorizedError("the bookie refuses the login") if refused else self._connection.failed(error)
-        raise problem
+            raise WireFormatError(NO_ANSWER) from None
+        except CallError as error:
+            if error.status == UNAUTHENTICATED:
+                raise UnauthorizedError("the bookie refuses the login") from None
+            raise self._connection.failed(error) from None
 
     def end(self) -> None:
         """Let each later call show the session. Raises WireFormatError if the bookie named none."""
@@ -76,8 +69,6 @@ class GrpcDialogue(Dialogue):
     def close(self) -> None:
         """Close the connection, and with it the call."""
         self._connection.close()
-        # Whoever keeps the error keeps this, and the call would keep the channel.
-        del self._call
 
     async def _hold(self) -> None:
         await self._call.read()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-import grpc
-
+from bk_spark.bookie.connection.http2 import Call, Channel
+from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.batches import SERVICE
 
@@ -19,10 +19,10 @@ _IDLE_S: Final = 30.0
 class StreamOwner(Protocol):
     """The connection.
 
-    ``channel`` is that of gRPC; ``metadata`` is what each call shows.
+    ``channel`` makes calls; ``metadata`` is what each call shows.
     """
 
-    channel: Any
+    channel: Channel
     metadata: tuple[tuple[str, bytes], ...]
 
     def begin(self, *work: Coroutine[Any, Any, None]) -> None:
@@ -47,24 +47,23 @@ class MessageStream:
         connection: StreamOwner,
         method: str,
         next_messages: Callable[[], Iterator[bytes]],
-        on_answer: Callable[[bytes], None],
+        on_answer: Callable[[Buffer], None],
         is_owed: Callable[[], bool],
     ) -> None:
         self._connection = connection
         self._method = method
         self._next_messages, self._on_answer, self._is_owed = next_messages, on_answer, is_owed
-        self._call: Any = None
+        self._call: Call | None = None
         self._wanted = asyncio.Event()
 
     def wake(self) -> None:
         """There is something to send."""
         if self._call is None:
-            begin = self._connection.channel.stream_stream(f"/{SERVICE}/{self._method}")
-            self._call = begin(metadata=self._connection.metadata)
+            self._call = self._connection.channel.begin(f"/{SERVICE}/{self._method}", self._connection.metadata)
             self._connection.begin(self._send(self._call), self._receive(self._call))
         self._wanted.set()
 
-    async def _send(self, call: Any) -> None:
+    async def _send(self, call: Call) -> None:
         while True:
             try:
                 async with asyncio.timeout(_IDLE_S):
@@ -80,12 +79,12 @@ class MessageStream:
                 with self._connection.sending():
                     await call.write(message)
 
-    async def _receive(self, call: Any) -> None:
+    async def _receive(self, call: Call) -> None:
         while True:
             data = await call.read()
-            if data is grpc.aio.EOF and self._call is not call:
+            if data is None and self._call is not call:
                 return  # it was idle
-            if data is grpc.aio.EOF:
+            if data is None:
                 raise WireFormatError(f"the bookie ended the call of {self._method}")
             self._connection.heard()
             self._on_answer(data)

@@ -29,6 +29,8 @@ class TlsContexts:
         Whether this is a bookie's front end.
     key_store, trust_store
         Where the key and the trusted certificates are, if not where ``settings`` say.
+    alpn
+        The protocol that a client speaks inside TLS, if it has to say so.
 
     Raises
     ------
@@ -43,9 +45,11 @@ class TlsContexts:
         server_side: bool,
         key_store: Store | None = None,
         trust_store: Store | None = None,
+        alpn: str = "",
     ) -> None:
         self._settings = settings
         self._server_side = server_side
+        self._alpn = alpn
         self._key_store = key_store or key_store_of(settings)
         self._trust_store = trust_store or trust_store_of(settings)
         self._lock = threading.Lock()
@@ -129,6 +133,8 @@ class TlsContexts:
         else:
             context.check_hostname = settings.tls_hostname_verification
             context.verify_mode = ssl.CERT_REQUIRED
+        if self._alpn:
+            context.set_alpn_protocols([self._alpn])
         return context
 
     def _marks(self) -> list[FileMark | None]:

@@ -58,7 +58,7 @@ def with_records(head: bytes, records: Sequence[Buffer]) -> bytes:
     return b"".join([head, bytes([_RECORDS_TAG]), _varint(size), *records]) if size else head
 
 
-def parse_with_records(kind: type[_M], data: bytes) -> tuple[_M, memoryview]:
+def parse_with_records(kind: type[_M], data: Buffer) -> tuple[_M, memoryview]:
     """Return a message without its records, and the records, which are not copied if they are its last field.
 
     Raises WireFormatError if ``data`` is not a message of ``kind``.
@@ -68,8 +68,8 @@ def parse_with_records(kind: type[_M], data: bytes) -> tuple[_M, memoryview]:
     try:
         if at is not None:
             head, start = at
-            return kind.FromString(data[:head]), view[start:]
-        message = kind.FromString(data)
+            return kind.FromString(bytes(view[:head])), view[start:]
+        message = kind.FromString(bytes(view))
     except DecodeError as error:
         raise WireFormatError(f"this is not a {kind.DESCRIPTOR.full_name}") from error
     records: bytes = getattr(message, "records")  # noqa: B009  # not every message has them

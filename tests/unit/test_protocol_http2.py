@@ -1,0 +1,263 @@
+"""The client's side of HTTP/2: messages, windows, ends of calls, and what breaks a rule. Tests of the connection over
+gRPC (test_client_grpc.py) meet gRPC's own server."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hpack import Decoder, NeverIndexedHeaderTuple
+
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.http2.calls import Answered, Ended, Message
+from bk_spark.protocol.wire.http2.connection import Http2
+from bk_spark.protocol.wire.http2.frames import PREFACE, Flag, Kind, Setting, frame, number_frame
+from tests.support.http2_answers import (
+    MAX_MESSAGE,
+    answered,
+    connection,
+    data,
+    ended,
+    frames_of,
+    headers,
+    output,
+    prefixed,
+    receive,
+    settings,
+)
+
+MIB = 1024 * 1024
+
+
+def test_what_a_client_says_first() -> None:
+    made = Http2("peer:1", is_secure=True, max_message_bytes=10)
+    made.begin("/s/M", [("bk-session-bin", b"\xff\xfe\xfd\xfc")])
+    sent = b"".join(made.output())
+    assert sent.startswith(PREFACE)
+    assert [one[0] for one in frames_of(sent)] == [Kind.SETTINGS, Kind.WINDOW_UPDATE, Kind.HEADERS]
+    _, flags, stream, block = frames_of(sent)[-1]
+    assert (flags, stream) == (Flag.END_HEADERS, 1)
+    fields = list(Decoder().decode(block, raw=True))
+    said = dict(fields)
+    assert (said[b":path"], said[b":scheme"], said[b":authority"]) == (b"/s/M", b"https", b"peer:1")
+    assert fields.index((b":path", b"/s/M")) < 4  # pseudo headers come first
+    # A secret is in no table, and its value is base64 as gRPC wants it.
+    secret = next(one for one in fields if one[0] == b"bk-session-bin")
+    assert secret[1] == b"//79/A"
+    assert isinstance(secret, NeverIndexedHeaderTuple)
+
+
+@pytest.mark.parametrize("most", [1, 7, 9_000, 1 << 30])
+@pytest.mark.parametrize("frame_bytes", [3, 16_384, 200_000])
+def test_messages_are_whole_wherever_frames_and_receives_end(most: int, frame_bytes: int) -> None:
+    sizes = (0, 1, 100_000, 5, 200_000) if most > 7 and frame_bytes > 3 else (0, 1, 3_000, 5)
+    messages = [os.urandom(size) for size in sizes]
+    made = connection()
+    stream = settings() + answered(3) + data(3, b"".join(map(prefixed, messages)), frame_bytes) + ended(3)
+    events = receive(made, stream, most)
+    assert events[0] == Answered(3)
+    assert events[-1] == Ended(3, "OK", "")
+    assert [bytes(event.data) for event in events if isinstance(event, Message)] == messages
+    assert made.has_calls  # call 1
+
+
+def test_calls_in_turn_padding_and_frames_that_are_not_known() -> None:
+    made = connection()
+    stream = b"".join(
+        (
+            settings(),
+            frame(0xFF, 0, 0, bytes(200_000)),  # type: ignore[arg-type]
+            answered(1),
+            data(1, prefixed(b"first")[:7], padding=0),
+            answered(3),
+            data(3, prefixed(b"other"), padding=255),
+            frame(Kind.PRIORITY, 0, 1, bytes(5)),
+            data(1, prefixed(b"first")[7:], padding=9),
+            data(1, b"", padding=3),
+        )
+    )
+    for most in (1, 5_000, 1 << 30):
+        made = connection()
+        assert receive(made, stream, most) == [
+            Answered(1),
+            Answered(3),
+            Message(3, memoryview(b"other")),
+            Message(1, memoryview(b"first")),
+        ]
+
+
+def test_large_messages_are_received_where_they_stay() -> None:
+    made = connection()
+    content = prefixed(bytes(250_000))
+    begin = settings() + answered(1) + data(1, content, 1 << 24)[: 9 + 5]
+    receive(made, begin)
+    space = made.get_buffer()
+    assert len(space) == 250_000
+    space[:] = b"x" * len(space)
+    (event,) = made.received(len(space))
+    assert isinstance(event, Message)
+    assert isinstance(event.data, memoryview)
+    assert event.data.obj is space.obj  # the same memory
+
+
+def test_the_peer_may_send_more_when_messages_were_taken() -> None:
+    """And not for ever if they are not: then its window is used up."""
+    made, size = connection(), 250_000
+    receive(made, settings() + answered(1))
+    output(made)
+    one, more, count = data(1, prefixed(bytes(size))), 0, 0
+    while count * size < 24 * MIB:
+        count += 1
+        receive(made, one)
+        more += sum(int.from_bytes(content, "big") for kind, _, stream, content in output(made) if stream == 1)
+        if (count + 1) * (size + 5) > 8 * MIB + more:
+            break
+    assert 8 * MIB <= count * size < 20 * MIB
+    with pytest.raises(WireFormatError, match="more than it may"):
+        receive(made, one)
+    made = connection()
+    receive(made, settings() + answered(1))
+    for _ in range(200):
+        assert len(receive(made, one)) == 1
+        made.taken(1, size)
+
+
+def test_windows_of_the_peer_bound_what_is_sent() -> None:
+    made = connection()
+    message = memoryview(bytes(MIB))
+    receive(made, settings({Setting.INITIAL_WINDOW_SIZE: 40_000}))
+    output(made)
+    assert made.send(1, message, begins=True, size_bytes=MIB) == 16_384 - 5
+    assert made.send(1, message[16_379:], begins=False) == 16_384
+    assert made.send(1, message[2 * 16_379 :], begins=False) == 40_000 - 2 * 16_384
+    assert made.send(1, message[40_000:], begins=False) is None
+    # The window of the connection is that of 65,535 bytes.
+    assert made.send(3, message, begins=True, size_bytes=MIB) == 16_384 - 5
+    assert made.send(3, message[16_384:], begins=False) == 65_535 - 40_000 - 16_384
+    assert made.send(3, message[16_384:], begins=False) is None
+    sent = output(made)
+    assert sent[0][3][:5] == b"\0" + MIB.to_bytes(4, "big")
+    assert sum(len(one[3]) for one in sent) == 65_535
+    receive(made, number_frame(Kind.WINDOW_UPDATE, 0, 2 * MIB) + number_frame(Kind.WINDOW_UPDATE, 1, 100))
+    assert made.send(1, message, begins=False) == 100
+    receive(made, settings({Setting.INITIAL_WINDOW_SIZE: 4 * MIB, Setting.MAX_FRAME_SIZE: MIB}))
+    assert made.send(1, message, begins=False, ends=True) == MIB
+    assert output(made)[-1][1] == Flag.END_STREAM
+    receive(made, settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+    assert made.send(3, message, begins=False) is None
+
+
+def test_calls_wait_while_the_peer_takes_no_more_of_them() -> None:
+    made = connection()
+    receive(made, settings({Setting.MAX_CONCURRENT_STREAMS: 2}))
+    assert not made.can_begin
+    receive(made, answered(1) + ended(1))
+    assert made.can_begin
+
+
+def test_answers_to_pings_and_settings() -> None:
+    made = connection()
+    receive(made, settings() + frame(Kind.PING, 0, 0, b"12345678") + frame(Kind.PING, Flag.ACK, 0, bytes(8)))
+    assert output(made) == [(Kind.SETTINGS, Flag.ACK, 0, b""), (Kind.PING, Flag.ACK, 0, b"12345678")]
+    with pytest.raises(WireFormatError, match="does not take the answers"):
+        receive(made, frame(Kind.PING, 0, 0, bytes(8)) * 2_000)
+    made = connection()
+    receive(made, settings())
+    for _ in range(20):
+        receive(made, frame(Kind.PING, 0, 0, bytes(8)) * 100)
+        made.output()
+        made.sent()
+
+
+ENDS = {
+    "well": (answered(1) + ended(1), "OK", ""),
+    "with an error": (answered(1) + ended(1, b"8", b"too%20many%0A"), "RESOURCE_EXHAUSTED", "too many\n"),
+    "at once": (
+        headers(1, (b":status", b"200"), (b"content-type", b"application/grpc+x"), (b"grpc-status", b"12"), ends=True),
+        "UNIMPLEMENTED",
+        "",
+    ),
+    "another status": (answered(1) + ended(1, b"99"), "UNKNOWN", ""),
+    "without a status": (answered(1) + frame(Kind.DATA, Flag.END_STREAM, 1), "INTERNAL", "without a status"),
+    "within a message": (answered(1) + data(1, b"\0\0\0\0\x09abc") + ended(1), "INTERNAL", "within a message"),
+    "by a proxy": (headers(1, (b":status", b"503")), "UNAVAILABLE", "HTTP 503"),
+    "by a page": (headers(1, (b":status", b"200"), (b"content-type", b"text/html")), "UNKNOWN", "HTTP 200"),
+    "by a reset": (number_frame(Kind.RST_STREAM, 1, 7), "UNAVAILABLE", "HTTP/2: 7"),
+    "with the connection": (frame(Kind.GOAWAY, 0, 0, bytes(8) + b"bye"), "UNAVAILABLE", "bye"),
+    "by headers in parts": (
+        answered(1)
+        + headers(1, (b"grpc-status", b"0"), ends=True, flags=0)
+        + frame(Kind.CONTINUATION, Flag.END_HEADERS, 1),
+        "OK",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("stream", "status", "reason"), ENDS.values(), ids=ENDS)
+def test_how_calls_end(stream: bytes, status: str, reason: str) -> None:
+    made = connection()
+    found = [event for event in receive(made, settings() + stream) if isinstance(event, Ended) and event.call == 1]
+    assert [event.status for event in found] == [status]
+    assert reason in found[0].reason
+    assert found[0].is_unseen == (reason in ("HTTP/2: 7", "bye"))
+    # What comes late is of no interest.
+    assert receive(made, number_frame(Kind.RST_STREAM, 1, 0) + number_frame(Kind.WINDOW_UPDATE, 1, 5)) == []
+    made.cancel(1)
+
+
+def test_a_peer_that_leaves_ends_calls_that_it_has_not_seen() -> None:
+    made = connection()
+    (event,) = receive(made, settings() + frame(Kind.GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4)))
+    assert isinstance(event, Ended)
+    assert (event.call, event.is_unseen) == (3, True)
+    assert (made.is_leaving, made.can_begin, made.has_calls) == (True, False, True)
+    assert receive(made, answered(1) + data(1, prefixed(b"x")))[-1] == Message(1, memoryview(b"x"))
+
+
+def test_a_call_that_was_given_up() -> None:
+    made = connection()
+    receive(made, settings() + answered(1) + data(1, b"\0\0\0\0\x09abc"))
+    output(made)
+    made.cancel(1)
+    assert output(made) == [(Kind.RST_STREAM, 0, 1, (8).to_bytes(4, "big"))]
+    assert receive(made, data(1, b"defghi") + answered(3)) == [Answered(3)]
+
+
+WRONG = {
+    "no HTTP/2": (b"HTTP/1.1 400 Bad Request\r\n", "does not speak HTTP/2"),
+    "a message that is too long": (
+        settings() + answered(1) + data(1, b"\0" + (MAX_MESSAGE + 1).to_bytes(4, "big")),
+        "exceeds nettyMaxFrameSizeBytes",
+    ),
+    "a compressed message": (settings() + answered(1) + data(1, b"\x01\0\0\0\x01a"), "compressed"),
+    "a message before headers": (settings() + data(1, prefixed(b"a")), "before the headers"),
+    "a stream that is none": (settings() + answered(5), "no stream 5"),
+    "a stream of the server": (settings() + data(2, b"a"), "no stream 2"),
+    "a promise": (settings() + frame(Kind.PUSH_PROMISE, 0, 1, bytes(9)), "promises"),
+    "padding": (settings() + answered(1) + frame(Kind.DATA, Flag.PADDED, 1, b"\x09abc"), "more padding"),
+    "padding of headers": (settings() + frame(Kind.HEADERS, Flag.PADDED, 1, b"\x09abc"), "more padding"),
+    "headers that are none": (settings() + frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\xff\xff\xff"), "are none"),
+    "headers without an end": (
+        settings() + frame(Kind.HEADERS, 0, 1, bytes(30_000)) + frame(Kind.CONTINUATION, 0, 1, bytes(30_000)) * 2,
+        "too many headers",
+    ),
+    "headers that are interrupted": (settings() + frame(Kind.HEADERS, 0, 1) + settings(), "their rest"),
+    "the rest of nothing": (settings() + frame(Kind.CONTINUATION, 0, 1), "not begun"),
+    "headers in the middle": (settings() + answered(1) * 2, "in the middle"),
+    "a large frame": (settings() + frame(Kind.GOAWAY, 0, 0, bytes(40_000)), "40000 bytes"),
+    "a window of nothing": (settings() + number_frame(Kind.WINDOW_UPDATE, 1, 0), "by nothing"),
+    "a large window": (settings() + number_frame(Kind.WINDOW_UPDATE, 0, 2**31 - 1), "too large"),
+    "large windows": (settings({Setting.INITIAL_WINDOW_SIZE: 2**31}), "too large"),
+    "small frames": (settings({Setting.MAX_FRAME_SIZE: 100}), "not possible"),
+    "settings of another size": (frame(Kind.SETTINGS, 0, 0, bytes(5)), "settings"),
+    "a short ping": (settings() + frame(Kind.PING, 0, 0, bytes(7)), "ping"),
+    "a short farewell": (settings() + frame(Kind.GOAWAY, 0, 0, bytes(7)), "farewell"),
+    "a short reset": (settings() + frame(Kind.RST_STREAM, 0, 1, bytes(3)), "a number"),
+}
+
+
+@pytest.mark.parametrize(("stream", "said"), WRONG.values(), ids=WRONG)
+def test_a_peer_that_breaks_a_rule_is_left(stream: bytes, said: str) -> None:
+    with pytest.raises(WireFormatError, match=said):
+        receive(connection(), stream)
