@@ -443,11 +443,15 @@ def test_calls_that_are_idle_end_and_begin_again(monkeypatch: pytest.MonkeyPatch
             calls = front.server.gate.counters.calls
             for _ in range(10):
                 await asyncio.sleep(0.02)  # all of them: four times as long as an idle call lives
-                assert (len(places), front.server.gate.counters.calls) == (1, calls)
+                assert len(places) == 1
+            connection.send([frames(1, [b"y"])])
+            while bookie.entries < 2:
+                await asyncio.sleep(0.005)
+            assert front.server.gate.counters.calls == calls  # the same one took it
             bookie.answer()
             while len(places):
                 await asyncio.sleep(0.005)
-            assert (list(listener.codes), listener.lost, connection.closed) == ([0], False, False)
+            assert (list(listener.codes), listener.lost, connection.closed) == ([0, 1], False, False)
             while len(asyncio.all_tasks()) > without_calls:
                 await asyncio.sleep(0.005)
 
