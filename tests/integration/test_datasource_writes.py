@@ -229,8 +229,8 @@ os._exit(0)
 
 
 def test_what_a_worker_has_imported_is_not_searched_for_garbage(metadata_service_uri: str) -> None:
-    """Spark's workers search after each task, which took more CPU than a small task. A task that writes and one that
-    reads leave its objects out of the search."""
+    """Spark's workers search after each task, which took more CPU than a small task. Tasks that write, that
+    read and that write to several logs leave their objects out of the search."""
     name = f"frozen-{uuid.uuid4().hex[:8]}"
     script = f"""
 import gc, pyarrow as pa
@@ -249,6 +249,12 @@ from bk_spark.datasource.kept_objects import keep_objects
 keep_objects.cache_clear()
 (split,) = reader.partitions()
 assert [batch.num_rows for batch in reader.read(split)] == [1]
+assert gc.get_freeze_count() > 10_000
+gc.unfreeze()
+keep_objects.cache_clear()
+source = BookKeeperDataSource({{"metadataServiceUri": {metadata_service_uri!r}, "logColumn": "to"}})
+writer = source.writer(StructType().add("value", StringType()).add("to", StringType()), False)
+writer.commit([writer.write(iter([pa.RecordBatch.from_pylist([{{"value": "a", "to": {name!r}}}])]))])
 assert gc.get_freeze_count() > 10_000
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from bk_spark.datasource.source import BookKeeperDataSource
 from bk_spark.datasource.stream.writer import StreamWriter
+from bk_spark.datasource.writing.routed import RoutedMessage
 from bk_spark.datasource.writing.write_task import TaskMessage
 from bk_spark.log.formats.message import CommitMessage
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -56,6 +57,23 @@ def test_messages_are_of_the_batch_that_is_committed() -> None:
         _commit_writer().commit([_message(0)], 4)
     with pytest.raises(InvalidArgumentError, match="partition 1 wrote for application"):
         _commit_writer().commit([_message(0), _message(1, batch=2)], 3)
+
+
+def test_messages_for_several_logs_are_of_the_batch_that_is_committed() -> None:
+    """All are looked at before the first log is written to. Nobody listens, so a commit would fail in another way."""
+    options = {name: value for name, value in OPTIONS.items() if name != "log"} | {"logColumn": "log"}
+    schema = StructType([*SCHEMA.fields, StructField("log", StringType())])
+    writer = BookKeeperDataSource(options).streamWriter(schema, False)
+
+    def routed(**messages: TaskMessage) -> WriterCommitMessage:
+        return RoutedMessage({name: one.message for name, one in messages.items()})
+
+    with pytest.raises(InvalidArgumentError, match="tasks wrote for batch 3, the commit is of batch 4"):
+        writer.commit([routed(a=_message(0))], 4)
+    with pytest.raises(InvalidArgumentError, match="tasks wrote for batch 2, the commit is of batch 3"):
+        writer.commit([routed(a=_message(0)), routed(b=_message(1, batch=2))], 3)
+    with pytest.raises(InvalidArgumentError, match="partition 1 wrote for application"):
+        writer.commit([routed(a=_message(0), b=_message(0)), routed(b=_message(1, batch=2))], 3)
 
 
 def test_complete_mode_is_refused() -> None:

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StringType, StructType
 
 from bk_spark.datasource.connections import LogPlace, log_at
+from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.name_case import names_of
 from bk_spark.datasource.options.options import SourceOptions
 from bk_spark.datasource.plain_errors import plain_errors
@@ -78,6 +79,7 @@ class _Routing:
 
         with counted(self._options):
             found = RoutedRows(self._column, open_log, self._options.max_logs, partition).append(iterator)
+        keep_objects()
         query_id, batch_id, query_batch_id = query
         return RoutedMessage(
             {
@@ -97,7 +99,10 @@ class _Routing:
             }
         )
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], *, anonymous: bool = False) -> None:
+    def _commit(
+        self, messages: Sequence[WriterCommitMessage | None], *, batch_id: int | None = None, anonymous: bool = False
+    ) -> None:
+        """``batch_id``: the batch of a streaming query that Spark commits."""
         options = self._options
         by_log: dict[str, list[CommitMessage]] = {}
         for one in messages:
@@ -112,20 +117,29 @@ class _Routing:
                 f"column {self._column} names {len(by_log)} logs, more than {options.max_logs}: nothing was committed; "
                 "write to fewer logs at once, or raise option maxLogs"
             )
-        done: list[str] = []
-        for name in sorted(by_log):
-            request = CommitRequest.from_messages(
+        # All are checked before the first one takes effect.
+        requests = {
+            name: CommitRequest.from_messages(
                 by_log[name],
                 anonymous=anonymous,
                 fence_tail=options.fence_tail,
                 skip_committed=options.skip_committed_batches,
             )
+            for name in sorted(by_log)
+        }
+        for request in requests.values():
+            if batch_id is not None and request.batch_id != batch_id:
+                raise InvalidArgumentError(
+                    f"tasks wrote for batch {request.batch_id}, the commit is of batch {batch_id}"
+                )
+        done: list[str] = []
+        for name, request in requests.items():
             place = LogPlace(options.metadata_service_uri, options.log_root, name, request.log_id, options.client)
             try:
                 commit_batch(log_at(place, options.password()), request, options)
             except BookKeeperError as error:
                 if done:
-                    raise type(error)(f"{error.message}{self._told(done, sorted(by_log)[len(done) :])}") from error
+                    raise type(error)(f"{error.message}{self._told(done, [*requests][len(done) :])}") from error
                 raise
             done.append(name)
 
@@ -205,7 +219,7 @@ class RoutedStreamWriter(_Routing, StreamArrowWriter):
     @plain_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Add the tasks' ranges to each log once, in partition order."""
-        self._commit(messages)
+        self._commit(messages, batch_id=batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
         """Do nothing: uncommitted rows are not in the logs, and a commit may already have taken effect."""
