@@ -170,6 +170,14 @@ class Bookie:
             outcome.set_result(Code.OK)
         return outcome
 
+    def fenced_before(self, ledger_id: int, master_key: bytes) -> Code | None:
+        """The code of a fence that needs neither journal nor file, since a fence of the ledger is durable; None for
+        other ledgers."""
+        descriptor = self._storage.descriptors.peek(ledger_id)
+        if descriptor is None or descriptor.deleting or not descriptor.fenced or descriptor.fence_group is not None:
+            return None
+        return Code.OK if descriptor.admits(master_key) else Code.UNAUTHORIZED
+
     def _fence_now(self, ledger: LedgerDescriptor, done: Callable[[bool], None], *, comes_again: bool = False) -> None:
         """Fence. ``comes_again``: the ledger was removed from this bookie and is recreated in the same group."""
 

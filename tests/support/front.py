@@ -112,6 +112,10 @@ class HeldBookie:
     def is_in_memory(self, ledger_id: int) -> bool:
         return ledger_id in self.fences
 
+    def fenced_before(self, ledger_id: int, master_key: bytes) -> Code | None:
+        fence = self.fences.get(ledger_id)
+        return fence.result() if fence is not None and fence.done() else None
+
     async def look_up(self, ledger_ids: frozenset[int]) -> None:
         self.looked_up.append(ledger_ids)
 

@@ -15,7 +15,7 @@ from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
-from tests.support.bookie import KEY
+from tests.support.bookie import KEY, stored
 from tests.support.front import HeldBookie, Peer, front, run, until, v3
 from tests.support.running_storage import Place, in_loop, running
 from tests.unit.test_net_fair_slots import Turns
@@ -126,6 +126,63 @@ def test_who_recovers_a_ledger_gets_entries_in_memory_at_once(version: int) -> N
             for number in range(1, 4):
                 await peer.send(fencing_read(number))
                 assert await codes(peer) == [Code.OK]
+            bookie.turns.stop()
+
+    run(test)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_recovery_goes_on_while_other_fences_wait(version: int) -> None:
+    """Its ledger is fenced. Nothing is written for its other reads."""
+
+    def fencing_read(ledger_id: int) -> bytes:
+        if version == 2:
+            return fences(ledger_id, 1)
+        read = pb.ReadRequest(ledgerId=ledger_id, entryId=0, masterKey=KEY, flag=pb.ReadRequest.FENCE_LEDGER)
+        return v3(pb.READ_ENTRY, 0, readRequest=read)
+
+    async def test() -> None:
+        bookie = FencingBookie()
+        async with front(NetConfig(), bookie) as here:
+            peer, other = await here.connect(), await here.connect()
+            await peer.send(fencing_read(1))
+            await until(lambda: 1 in bookie.fences)
+            bookie.durable()
+            answer_bytes = len(await peer.body())
+            bookie.new_ledgers_wait = True
+            await other.send(fences(100, 10))
+            await asyncio.sleep(0.1)
+            assert [*bookie.fences] == [1]
+            await peer.send(fencing_read(1) * 3)
+            assert [len(await peer.body()) for _ in range(3)] == [answer_bytes] * 3
+            assert [*bookie.fences] == [1]
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_the_reads_of_a_recovery_leave_its_adds_together() -> None:
+    """A client sends them in turn. Groups of one add each would cost a bookie twice the time."""
+
+    async def test() -> None:
+        bookie = FencingBookie()
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect()
+            read = pb.ReadRequest(ledgerId=1, entryId=0, masterKey=KEY, flag=pb.ReadRequest.FENCE_LEDGER)
+            await peer.send(v3(pb.READ_ENTRY, 0, readRequest=read))
+            await until(lambda: 1 in bookie.fences)
+            bookie.durable()
+            await peer.body()
+            frames = b""
+            for number in range(3):
+                body, flag = stored(1, number, 60), pb.AddRequest.RECOVERY_ADD
+                add = pb.AddRequest(ledgerId=1, entryId=number, masterKey=KEY, body=body, flag=flag)
+                frames += v3(pb.ADD_ENTRY, number, addRequest=add) + v3(pb.READ_ENTRY, 10 + number, readRequest=read)
+            await peer.send(frames)
+            for _ in range(3):
+                assert pb.Response.FromString(await peer.body()).header.operation == pb.READ_ENTRY
+            await until(lambda: bookie.entries == 3)
+            assert len(bookie.adds) == 1
             bookie.turns.stop()
 
     run(test)

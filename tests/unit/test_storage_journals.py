@@ -34,6 +34,18 @@ def contents(place: Place) -> list[bytes]:
 
 
 @in_loop
+async def test_a_fence_is_answered_at_once_only_if_an_earlier_one_is_durable(place: Place) -> None:
+    async with running(place) as running_bookie:
+        bookie = running_bookie.bookie
+        assert bookie.fenced_before(1, KEY) is None
+        fence = bookie.fence(1, KEY)
+        assert bookie.fenced_before(1, KEY) is None
+        assert await fence is Code.OK
+        assert bookie.fenced_before(1, KEY) is Code.OK
+        assert bookie.fenced_before(1, b"another key") is Code.UNAUTHORIZED
+
+
+@in_loop
 async def test_a_ledgers_records_are_in_one_journal_in_order(place: Place, tmp_path: Path) -> None:
     entries = {(ledger, i): stored(ledger, i, 60 + i) for i in range(40) for ledger in range(7)}
     async with running(place) as bookie:

@@ -54,10 +54,18 @@ class Fences:
         self._looking_up: asyncio.Task[None] | None = None
 
     def fence(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
-        """Fence a ledger, as :meth:`Bookie.fence` does, now or soon."""
+        """Fence a ledger, as :meth:`Bookie.fence` does, now or soon.
+
+        Who recovers a ledger fences it with each read. Only the first writes to the journal, and counts.
+        """
+        before = self._bookie.fenced_before(ledger_id, master_key)
+        if before is not None:
+            outcome: asyncio.Future[Code] = self._loop.create_future()
+            outcome.set_result(before)
+            return outcome
         if not self._waiting and self._may_begin and self._bookie.is_in_memory(ledger_id):
             return self._begin(asker, ledger_id, master_key)
-        outcome: asyncio.Future[Code] = self._loop.create_future()
+        outcome = self._loop.create_future()
         self._waiting.setdefault(asker, deque()).append((ledger_id, master_key, outcome))
         self._look_soon()
         return outcome

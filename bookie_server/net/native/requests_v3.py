@@ -22,7 +22,6 @@ from bk_spark.protocol.wire.v3 import answer_frames_v3, wire_v3
 from bk_spark.protocol.wire.v3.answer_frames_v3 import BODIES, response, response_about, status
 from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
 from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
-from bookie_server.net.native.fences import is_durable
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
@@ -112,6 +111,9 @@ class RequestsV3:
                 if not fences and not read.HasField("previousLAC"):
                     self._gather_read(header, read)
                     return 1
+                if fences and self._reads is None and self._read_fenced(header.txnId, read):
+                    # Gathered adds stay: those of a recovery are of entries that it has read.
+                    return _PER_RUN // 2
         self._flush()
         self._dispatch(request)
         return _PER_RUN
@@ -310,15 +312,18 @@ class RequestsV3:
             self._refuse(request, Code.TOO_MANY_REQUESTS)
         else:
             fence = context.shared.fences.fence(context, ledger_id, read.masterKey)
-            if (
-                is_durable(fence)
-                and context.may_answer_now
-                and self._answer_from_memory("fence", txn_id, ledger_id, entry_id, None, begun)
-            ):
-                return
             context.reads.add(
                 1, lambda: self._answer_fencing_read(txn_id, ledger_id, entry_id, fence, begun), urgent=True
             )
+
+    def _read_fenced(self, txn_id: int, read: pb.ReadRequest) -> bool:
+        """Answer a fencing read at once, if its fence is durable and its entry in memory."""
+        context = self._context
+        if not read.HasField("masterKey") or not context.may(FENCE) or not context.may_answer_now:
+            return False
+        if context.shared.bookie.fenced_before(read.ledgerId, read.masterKey) is not Code.OK:
+            return False
+        return self._answer_from_memory("fence", txn_id, read.ledgerId, read.entryId, None, self._loop.time())
 
     async def _answer_fencing_read(
         self, txn_id: int, ledger_id: int, entry_id: int, fence: asyncio.Future[Code], begun: float
