@@ -3,15 +3,26 @@ gRPC (test_client_grpc.py) meet gRPC's own server."""
 
 from __future__ import annotations
 
+import logging
 import os
+import tracemalloc
+from base64 import b64encode
 
 import pytest
-from hpack import Decoder, NeverIndexedHeaderTuple
+from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.http2.calls import Answered, Ended, Message
 from bk_spark.protocol.wire.http2.connection import Http2
-from bk_spark.protocol.wire.http2.frames import PREFACE, Flag, Kind, Setting, frame, number_frame
+from bk_spark.protocol.wire.http2.frames import (
+    PREFACE,
+    Flag,
+    Kind,
+    Setting,
+    frame,
+    number_frame,
+    settings_frame,
+)
 from tests.support.http2_answers import (
     MAX_MESSAGE,
     answered,
@@ -45,6 +56,18 @@ def test_what_a_client_says_first() -> None:
     secret = next(one for one in fields if one[0] == b"bk-session-bin")
     assert secret[1] == b"//79/A"
     assert isinstance(secret, NeverIndexedHeaderTuple)
+
+
+@pytest.mark.parametrize("size", [0, 1, 94, 95, 96, 200, 20_000])
+def test_secrets_of_all_sizes_which_no_log_has(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Not hpack's either."""
+    made, secret = Http2("peer:1", is_secure=True, max_message_bytes=10), bytes([0xA5]) * size
+    with caplog.at_level(logging.DEBUG, "hpack"):
+        made.begin("/s/M", [("bk-session-bin", secret), ("a-bin", b"")])
+    said = b64encode(secret).rstrip(b"=")
+    assert list(Decoder().decode(output(made)[-1][3], raw=True))[-2:] == [(b"bk-session-bin", said), (b"a-bin", b"")]
+    assert "/s/M" in caplog.text
+    assert size < 2 or said.decode()[:8] not in caplog.text
 
 
 @pytest.mark.parametrize("most", [1, 7, 9_000, 1 << 30])
@@ -169,6 +192,90 @@ def test_answers_to_pings_and_settings() -> None:
         made.sent()
 
 
+def test_settings_that_change_all_the_time() -> None:
+    """A peer says that it has no table of headers, and thinks of it again. Nothing of that is kept."""
+    made = connection()
+    receive(made, settings())
+    change = settings_frame({Setting.HEADER_TABLE_SIZE: 0}) + settings_frame({Setting.HEADER_TABLE_SIZE: 4096})
+    tracemalloc.start()
+    for _ in range(100):
+        receive(made, change * 50)
+        made.output()
+        made.sent()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 50_000
+    made.begin("/s/M")
+    block = output(made)[0][3]
+    assert block[:2] == b"\x20\x83"  # no table, then the first header
+
+
+def test_a_table_that_shrinks_twice_to_the_same_size() -> None:
+    """The next call has to say that it is as small, or the peer reads other headers."""
+    made, theirs = Http2("peer:1", is_secure=False, max_message_bytes=10), Decoder()
+    made.begin("/s/M")
+    theirs.decode(output(made)[-1][3])
+    receive(made, settings({Setting.HEADER_TABLE_SIZE: 100}) * 2)
+    made.output()
+    theirs.max_allowed_table_size = 100
+    for _ in range(2):
+        made.begin("/s/M")
+        assert dict(theirs.decode(output(made)[-1][3], raw=True))[b":path"] == b"/s/M"
+        assert theirs.header_table_size == 100
+
+
+def test_messages_without_a_byte_are_bounded() -> None:
+    made = connection()
+    many = data(1, prefixed(b"") * 3_000)
+    with pytest.raises(WireFormatError, match="more messages than are taken"):
+        receive(made, settings() + answered(1) + many * 34)
+    made = connection()
+    receive(made, settings() + answered(1))
+    for _ in range(34):
+        for _event in receive(made, many):
+            made.taken(1, 0)
+
+
+def test_what_comes_for_calls_that_ended_counts_for_the_window_of_all() -> None:
+    """Otherwise the peer may send less and less, until it may send nothing."""
+    made, sent, granted = connection(), 0, 0
+    receive(made, settings() + answered(1) + data(1, prefixed(bytes(100_000))[:50_000], 1 << 20))
+    made.output()
+    made.cancel(1)
+    for _ in range(80):
+        receive(made, data(1, bytes(MIB), MIB, None) + data(1, b"", padding=255))
+        sent += MIB + 256
+        granted += sum(int.from_bytes(content, "big") for kind, _, call, content in output(made) if call == 0)
+        assert sent - granted < 9 * MIB
+
+
+def test_a_window_below_zero() -> None:
+    made = connection()
+    receive(made, settings())
+    assert made.send(1, memoryview(bytes(20_000)), begins=True, size_bytes=20_000) == 16_379
+    receive(made, settings({Setting.INITIAL_WINDOW_SIZE: 10_000}))
+    assert made.send(1, memoryview(bytes(100)), begins=False) is None
+    receive(made, number_frame(Kind.WINDOW_UPDATE, 1, 6_384))
+    assert made.send(1, memoryview(bytes(100)), begins=False) is None
+    receive(made, number_frame(Kind.WINDOW_UPDATE, 1, 7))
+    assert made.send(1, memoryview(bytes(100)), begins=False) == 7
+    # Its last value counts.
+    receive(
+        made, settings_frame({Setting.INITIAL_WINDOW_SIZE: 9}) * 2 + settings({Setting.INITIAL_WINDOW_SIZE: 10_050})
+    )
+    assert made.send(1, memoryview(bytes(100)), begins=False) == 50
+
+
+def test_numbers_of_calls_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bk_spark.protocol.wire.http2.connection.MAX_STREAM", 7)
+    made = connection()
+    receive(made, settings())
+    assert made.begin("/s/M") == 5
+    assert made.can_begin
+    assert made.begin("/s/M") == 7
+    assert (made.can_begin, made.is_leaving) == (False, True)
+
+
 ENDS = {
     "well": (answered(1) + ended(1), "OK", ""),
     "with an error": (answered(1) + ended(1, b"8", b"too%20many%0A"), "RESOURCE_EXHAUSTED", "too many\n"),
@@ -204,6 +311,39 @@ def test_how_calls_end(stream: bytes, status: str, reason: str) -> None:
     # What comes late is of no interest.
     assert receive(made, number_frame(Kind.RST_STREAM, 1, 0) + number_frame(Kind.WINDOW_UPDATE, 1, 5)) == []
     made.cancel(1)
+
+
+@pytest.mark.parametrize(
+    "end", [number_frame(Kind.RST_STREAM, 1, 7), frame(Kind.GOAWAY, 0, 0, bytes(8))], ids=["reset", "farewell"]
+)
+def test_a_call_that_was_answered_was_seen(end: bytes) -> None:
+    """Whatever the peer says: the call is not made again."""
+    found = [event for event in receive(connection(), settings() + answered(1) + end) if isinstance(event, Ended)]
+    assert (found[0].call, found[0].status, found[0].is_unseen) == (1, "UNAVAILABLE", False)
+
+
+def test_who_is_told_that_a_call_is_over() -> None:
+    """A peer that goes on, with the page of a proxy, and one that takes no more."""
+    page = (b":status", b"404")
+    for stream, is_said, code in (
+        (headers(1, page), True, 8),
+        (headers(1, page, ends=True), True, None),
+        (headers(1, page, ends=True), False, 0),
+        (answered(1) + ended(1), True, None),
+        (answered(1) + ended(1), False, 0),
+        (number_frame(Kind.RST_STREAM, 1, 2), False, None),
+    ):
+        made = connection()
+        if is_said:
+            made.end(1)
+        receive(made, settings() + stream)
+        told = [int.from_bytes(content, "big") for kind, _, _, content in output(made) if kind == Kind.RST_STREAM]
+        assert told == ([] if code is None else [code])
+
+
+def test_informal_headers_come_before_others() -> None:
+    hint = headers(1, (b":status", b"103"), (b"link", b"x"))
+    assert receive(connection(), settings() + hint * 3 + answered(1)) == [Answered(1)]
 
 
 def test_a_peer_that_leaves_ends_calls_that_it_has_not_seen() -> None:
@@ -242,6 +382,26 @@ WRONG = {
         settings() + frame(Kind.HEADERS, 0, 1, bytes(30_000)) + frame(Kind.CONTINUATION, 0, 1, bytes(30_000)) * 2,
         "too many headers",
     ),
+    "headers that are empty without an end": (
+        settings() + frame(Kind.HEADERS, 0, 1, b"\x88") + frame(Kind.CONTINUATION, 0, 1),
+        "empty and not the last",
+    ),
+    "headers that grow": (
+        # One of 4,000 bytes, and then its number, again and again.
+        settings()
+        + frame(Kind.HEADERS, Flag.END_HEADERS, 1, Encoder().encode([(b"a", b"b" * 4_000)], huffman=False))
+        + frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\xbe" * 10_000),
+        "OversizedHeaderListError",
+    ),
+    "a table that is too large": (settings() + frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\x3f\xe2\x1f"), "TableSize"),
+    "a table that changes": (
+        settings() + frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\x20\x3f\xe1\x1f\x20"),
+        "too often",
+    ),
+    "a ping of a call": (settings() + frame(Kind.PING, 0, 1, bytes(8)), "about stream 1"),
+    "settings of a call": (settings() + frame(Kind.SETTINGS, 0, 1), "about stream 1"),
+    "a farewell of a call": (settings() + frame(Kind.GOAWAY, 0, 1, bytes(8)), "about stream 1"),
+    "a message of the connection": (settings() + data(0, b"a"), "no stream 0"),
     "headers that are interrupted": (settings() + frame(Kind.HEADERS, 0, 1) + settings(), "their rest"),
     "the rest of nothing": (settings() + frame(Kind.CONTINUATION, 0, 1), "not begun"),
     "headers in the middle": (settings() + answered(1) * 2, "in the middle"),

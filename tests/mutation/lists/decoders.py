@@ -58,7 +58,7 @@ MUTATIONS: Final = (
     Mutation(
         "Messages over gRPC that nobody takes are bounded.",
         "bk_spark/protocol/wire/http2/connection.py",
-        " and call.waiting <= _CALL_WINDOW_BYTES:",
+        " and call.waiting <= CALL_WINDOW_BYTES:",
         ":",
         ("tests/unit/test_protocol_http2.py::test_the_peer_may_send_more_when_messages_were_taken",),
     ),
@@ -68,6 +68,20 @@ MUTATIONS: Final = (
         "self._left, self._skipped = size - padding, max(0, padding - 1)",
         "self._left, self._skipped = size - min(padding, 1), 0",
         ("tests/unit/test_protocol_http2.py::test_calls_in_turn_padding_and_frames_that_are_not_known",),
+    ),
+    Mutation(
+        "A call over gRPC that was answered is not made again.",
+        "bk_spark/protocol/wire/http2/connection.py",
+        "        if end.is_unseen and call.answered:\n",
+        "        if False:\n",
+        ("tests/unit/test_protocol_http2.py::test_a_call_that_was_answered_was_seen",),
+    ),
+    Mutation(
+        "Messages over gRPC without a byte are bounded.",
+        "bk_spark/protocol/wire/http2/calls.py",
+        "        if self._waiting_count > _MOST_WAITING:\n",
+        "        if False:\n",
+        ("tests/unit/test_protocol_http2.py::test_messages_without_a_byte_are_bounded",),
     ),
     Mutation(
         "A bookie that has closed a connection without calls is called again.",

@@ -15,7 +15,7 @@ import numpy as np
 
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.http2.frames import Reset
+from bk_spark.protocol.wire.http2.frames import MOST_REASON, Reset
 
 OK: Final = "OK"
 UNAVAILABLE: Final = "UNAVAILABLE"
@@ -40,8 +40,8 @@ _OF_RESETS: Final[dict[int, str]] = {
     Reset.REFUSED_STREAM: UNAVAILABLE, Reset.CANCEL: CANCELLED, Reset.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
 }  # fmt: skip
 PREFIX_BYTES: Final = 5
-#: Characters of what a peer gives as a reason.
-MOST_REASON: Final = 500
+#: Messages of a call that were not taken. Empty ones take memory, too.
+_MOST_WAITING: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,18 @@ Event = Answered | Message | Ended
 class CallState:
     """What a connection knows of a call."""
 
-    __slots__ = ("_filled", "_message", "_prefix", "answered", "number", "room", "sent_all", "waiting", "window")
+    __slots__ = (
+        "_filled", "_message", "_prefix", "_waiting_count", "answered", "number", "room", "sent_all", "waiting",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, number: int, room: int, window: int) -> None:
         self.number = number
         #: How many bytes the peer takes of it at present, and how many it may send.
         self.room, self.window = room, window
         self.answered = self.sent_all = False
-        #: Bytes of messages that were not taken.
-        self.waiting = 0
+        #: Messages that were not taken: their bytes, and how many there are.
+        self.waiting = self._waiting_count = 0
         #: The message that is coming in, and how much of it has come. None: its prefix is.
         self._message: memoryview | None = None
         self._filled = 0
@@ -99,14 +102,25 @@ class CallState:
         return None if self._message is None else self._message[self._filled :]
 
     def filled(self, size_bytes: int) -> Buffer | None:
-        """Record ``size_bytes`` written to :meth:`space`. Return the message if it is whole."""
+        """Record ``size_bytes`` written to :meth:`space`. Return the message if it is whole.
+
+        Raises WireFormatError if too many were not taken.
+        """
         message = self._message
         self._filled += size_bytes
         if message is None or self._filled < len(message):
             return None
         self._message = None
         self.waiting += len(message)
+        self._waiting_count += 1
+        if self._waiting_count > _MOST_WAITING:
+            raise WireFormatError("the peer sends more messages than are taken")
         return message
+
+    def taken(self, size_bytes: int) -> None:
+        """Record that a message was taken."""
+        self.waiting -= size_bytes
+        self._waiting_count -= 1
 
     def take(self, data: memoryview, max_message_bytes: int) -> Iterator[Buffer]:
         """Copy received bytes. Yield messages that are whole.

@@ -1,4 +1,4 @@
-"""One connection of HTTP/2 with calls of gRPC. Sources: RFC 9113, and RFC 7541 for its headers (the package ``hpack``).
+"""One connection of HTTP/2 with calls of gRPC. Source: RFC 9113.
 
 gRPC's own library copies each received byte more than once in Python's process, and hands each message from thread to
 thread. Here the socket writes a message where it stays.
@@ -6,17 +6,14 @@ thread. Here the socket writes a message where it stays.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
-
-from hpack import Decoder, Encoder, HeaderTuple, HPACKError, NeverIndexedHeaderTuple
 
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.http2.calls import (
     INTERNAL,
-    MOST_REASON,
     OK,
     PREFIX_BYTES,
     UNAVAILABLE,
@@ -30,44 +27,38 @@ from bk_spark.protocol.wire.http2.calls import (
     status_of,
 )
 from bk_spark.protocol.wire.http2.frames import (
-    DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,
     HEAD_BYTES,
-    MAX_FRAME_BYTES,
     MAX_STREAM,
     MAX_WINDOW_BYTES,
-    PREFACE,
     Flag,
     Kind,
     Reset,
-    Setting,
     check_window,
     frame,
     frame_head,
     number_frame,
+    parse_farewell,
     parse_head,
     parse_number,
-    parse_settings,
-    settings_frame,
-    without_padding,
 )
+from bk_spark.protocol.wire.http2.headers import Headers, IncomingHeaders, OutgoingHeaders
+from bk_spark.protocol.wire.http2.settings import CALL_WINDOW_BYTES, WINDOW_BYTES, PeerSettings, greeting
 
-#: What the peer may send ahead of what is read: for a call, and for all.
-_CALL_WINDOW_BYTES: Final = 8 * 1024 * 1024
-_WINDOW_BYTES: Final = 16 * 1024 * 1024
 #: Bytes that are received at a time, unless they belong to a message of which at least the latter is missing.
 _BUFFER_BYTES: Final = 128 * 1024
 _DIRECT_BYTES: Final = 32 * 1024
-#: Frames other than DATA, and the headers of one answer.
+#: Frames other than DATA.
 _MOST_CONTROL_BYTES: Final = 32 * 1024
-_MOST_HEADERS_BYTES: Final = 64 * 1024
+_LAST_KIND: Final = max(Kind)
+#: Those that are about the connection, and about no call.
+_OF_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 #: Bytes of one DATA frame that is sent. Other frames wait for its end.
 _MOST_SENT_BYTES: Final = 1024 * 1024
 #: This much of a frame's content is joined with its head.
 _JOINED_BYTES: Final = 64 * 1024
 #: Pings and settings of the peer whose answers it has not taken.
 _MOST_OWED_ANSWERS: Final = 1_000
-_HEADER_TABLE_BYTES: Final = 4096
 
 
 class Http2:
@@ -84,26 +75,15 @@ class Http2:
     """
 
     def __init__(self, authority: str, *, is_secure: bool, max_message_bytes: int) -> None:
-        self._base = [
-            HeaderTuple(b":method", b"POST"),
-            HeaderTuple(b":scheme", b"https" if is_secure else b"http"),
-            HeaderTuple(b":authority", authority.encode("ascii", "replace")),
-            HeaderTuple(b"te", b"trailers"),
-            HeaderTuple(b"content-type", b"application/grpc"),
-            HeaderTuple(b"user-agent", b"bk_spark"),
-        ]
+        self._headers_out, self._headers_in = OutgoingHeaders(authority, is_secure=is_secure), IncomingHeaders()
         self._max_message_bytes = max_message_bytes
-        self._encoder = Encoder()
-        self._decoder = Decoder(max_header_list_size=_MOST_CONTROL_BYTES)
         self._calls: dict[int, CallState] = {}
         self._next_call = 1
-        self._max_calls = MAX_STREAM
-        self._call_room = self._room = DEFAULT_WINDOW_BYTES
-        self._window = _WINDOW_BYTES
-        self._frame_bytes = DEFAULT_FRAME_BYTES
+        self._peer = PeerSettings()
+        self._room = DEFAULT_WINDOW_BYTES
+        self._window = WINDOW_BYTES
         #: Whether the peer takes no further calls.
         self.is_leaving = False
-        self._has_settings = False
         self._owed_answers = 0
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
@@ -112,24 +92,15 @@ class Http2:
         self._left = self._skipped = 0
         self._data_of: CallState | None = None
         self._data_ends = False
-        #: Headers that are not whole: their bytes, stream and flags.
-        self._block: tuple[bytearray, int, int] | None = None
         self._events: list[Event] = []
-        settings = {
-            Setting.ENABLE_PUSH: 0,
-            Setting.INITIAL_WINDOW_SIZE: _CALL_WINDOW_BYTES,
-            Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
-            Setting.MAX_HEADER_LIST_SIZE: _MOST_CONTROL_BYTES,
-        }
-        more = number_frame(Kind.WINDOW_UPDATE, 0, _WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
-        self._output: list[Buffer] = [PREFACE + settings_frame(settings) + more]
+        self._output: list[Buffer] = [greeting()]
 
     # --- calls ---
 
     @property
     def can_begin(self) -> bool:
         """Whether the peer takes another call at present."""
-        return not self.is_leaving and len(self._calls) < self._max_calls
+        return not self.is_leaving and len(self._calls) < self._peer.max_calls
 
     @property
     def has_calls(self) -> bool:
@@ -139,18 +110,12 @@ class Http2:
     def begin(self, path: str, metadata: Iterable[tuple[str, bytes]] = ()) -> int:
         """Begin a call. Return its number. ``metadata`` are binary, so their names end with ``-bin``; they may be
         secrets."""
-        fields = [*self._base, HeaderTuple(b":path", path.encode())]
-        # Pseudo headers come first.
-        fields.insert(0, fields.pop())
-        fields += (
-            NeverIndexedHeaderTuple(name.encode(), base64.b64encode(value).rstrip(b"=")) for name, value in metadata
-        )
-        call = CallState(self._next_call, self._call_room, _CALL_WINDOW_BYTES)
+        call = CallState(self._next_call, self._peer.call_room, CALL_WINDOW_BYTES)
         self._calls[call.number] = call
         self._next_call += 2
         if self._next_call > MAX_STREAM:
             self.is_leaving = True
-        block = self._encoder.encode(fields, huffman=False)
+        block = self._headers_out.block(path, metadata, self._peer.table_bytes)
         self._output.append(frame(Kind.HEADERS, Flag.END_HEADERS, call.number, block))
         return call.number
 
@@ -172,7 +137,7 @@ class Http2:
         """
         call = self._calls[number]
         prefix = b"\0" + size_bytes.to_bytes(PREFIX_BYTES - 1, "big") if begins else b""
-        size = min(len(prefix) + len(data), self._room, call.room, self._frame_bytes, _MOST_SENT_BYTES)
+        size = min(len(prefix) + len(data), self._room, call.room, self._peer.frame_bytes, _MOST_SENT_BYTES)
         if size <= 0 or size < len(prefix):
             return None
         self._room -= size
@@ -201,7 +166,7 @@ class Http2:
         """A message was taken: the peer may send more."""
         call = self._calls.get(number)
         if call is not None:
-            call.waiting -= size_bytes
+            call.taken(size_bytes)
             self._widen(call)
 
     def output(self) -> list[Buffer]:
@@ -256,9 +221,9 @@ class Http2:
             if end - at < HEAD_BYTES:
                 break
             size, kind, flags, stream = parse_head(buffer, at)
-            if not self._has_settings and kind != Kind.SETTINGS:
+            if not self._peer.are_known and kind != Kind.SETTINGS:
                 raise WireFormatError("the peer does not speak HTTP/2")
-            if self._block is not None and kind != Kind.CONTINUATION:
+            if self._headers_in.is_within and kind != Kind.CONTINUATION:
                 raise WireFormatError("headers are not followed by their rest")
             if kind == Kind.DATA:
                 is_padded = bool(flags & Flag.PADDED)
@@ -267,7 +232,7 @@ class Http2:
                 at += HEAD_BYTES
                 self._begin_data(size, flags, stream, 1 + buffer[at] if is_padded else 0)
                 at += is_padded
-            elif kind > max(Kind):
+            elif kind > _LAST_KIND:
                 self._skipped = size
                 at += HEAD_BYTES
             else:
@@ -308,9 +273,9 @@ class Http2:
         call = self._data_of = self._calls.get(stream)
         if self._window < 0 or (call is not None and size > call.window):
             raise WireFormatError("the peer sends more than it may")
-        if self._window < _WINDOW_BYTES // 2:
-            self._output.append(number_frame(Kind.WINDOW_UPDATE, 0, _WINDOW_BYTES - self._window))
-            self._window = _WINDOW_BYTES
+        if self._window < WINDOW_BYTES // 2:
+            self._output.append(number_frame(Kind.WINDOW_UPDATE, 0, WINDOW_BYTES - self._window))
+            self._window = WINDOW_BYTES
         self._left, self._skipped = size - padding, max(0, padding - 1)
         self._data_ends = bool(flags & Flag.END_STREAM)
         if call is not None:
@@ -324,27 +289,25 @@ class Http2:
 
     def _widen(self, call: CallState) -> None:
         """Let the peer send more of a call, unless too much waits to be taken."""
-        if call.window < _CALL_WINDOW_BYTES // 2 and call.waiting <= _CALL_WINDOW_BYTES:
-            self._output.append(number_frame(Kind.WINDOW_UPDATE, call.number, _CALL_WINDOW_BYTES - call.window))
-            call.window = _CALL_WINDOW_BYTES
+        if call.window < CALL_WINDOW_BYTES // 2 and call.waiting <= CALL_WINDOW_BYTES:
+            self._output.append(number_frame(Kind.WINDOW_UPDATE, call.number, CALL_WINDOW_BYTES - call.window))
+            call.window = CALL_WINDOW_BYTES
 
     def _end_data(self) -> None:
         call, self._data_of = self._data_of, None
         ends, self._data_ends = self._data_ends, False
         if call is not None and ends:
-            self._end_call(Ended(call.number, INTERNAL, "the peer ended the call without a status"))
+            self._end_call(Ended(call.number, INTERNAL, "the peer ended the call without a status"), _unsaid(call))
 
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if stream and kind in _OF_CONNECTION:
+            raise WireFormatError(f"a frame of kind {kind} is about stream {stream}")
         match kind:
             case Kind.HEADERS:
                 self._check_stream(stream)
-                self._on_block(bytearray(without_padding(payload, flags)), stream, flags)
+                self._on_headers(self._headers_in.begin(payload, flags, stream))
             case Kind.CONTINUATION:
-                if self._block is None or self._block[1] != stream:
-                    raise WireFormatError("the rest of headers that have not begun")
-                block, _, first_flags = self._block
-                block += payload
-                self._on_block(block, stream, first_flags | (flags & Flag.END_HEADERS))
+                self._on_headers(self._headers_in.go_on(payload, flags, stream))
             case Kind.SETTINGS:
                 self._on_settings(flags, payload)
             case Kind.PING:
@@ -356,7 +319,7 @@ class Http2:
                 self._on_window(stream, parse_number(payload))
             case Kind.RST_STREAM:
                 self._check_stream(stream)
-                self._end_call(end_of_reset(stream, parse_number(payload)), is_reset=True)
+                self._end_call(end_of_reset(stream, parse_number(payload)))
             case Kind.GOAWAY:
                 self._on_leaving(payload)
             case Kind.PUSH_PROMISE:
@@ -365,24 +328,10 @@ class Http2:
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & Flag.ACK:
             return
-        if len(payload) % 6:
-            raise WireFormatError("settings of another size")
-        for setting, value in parse_settings(payload):
-            match setting:
-                case Setting.HEADER_TABLE_SIZE:
-                    self._encoder.header_table_size = min(value, _HEADER_TABLE_BYTES)
-                case Setting.MAX_CONCURRENT_STREAMS:
-                    self._max_calls = value
-                case Setting.INITIAL_WINDOW_SIZE:
-                    check_window(value)
-                    for call in self._calls.values():
-                        call.room = check_window(call.room + value - self._call_room)
-                    self._call_room = value
-                case Setting.MAX_FRAME_SIZE:
-                    if not DEFAULT_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
-                        raise WireFormatError(f"frames of {value} bytes are not possible")
-                    self._frame_bytes = value
-        self._has_settings = True
+        more = self._peer.take(payload)
+        if more:
+            for call in self._calls.values():
+                call.room = check_window(call.room + more)
         self._answer(frame(Kind.SETTINGS, Flag.ACK, 0))
 
     def _on_window(self, stream: int, more: int) -> None:
@@ -397,16 +346,11 @@ class Http2:
             call.room = check_window(call.room + (more & MAX_WINDOW_BYTES))
 
     def _on_leaving(self, payload: bytes) -> None:
-        if len(payload) < 8:  # RFC 9113, section 6.8
-            raise WireFormatError("a farewell of another size")
+        last, why = parse_farewell(payload)
         self.is_leaving = True
-        last = int.from_bytes(payload[:4], "big") & MAX_STREAM
-        why = (
-            payload[8 : 8 + MOST_REASON].decode("utf-8", "replace") or f"HTTP/2: {int.from_bytes(payload[4:8], 'big')}"
-        )
         for number in [number for number in self._calls if number > last]:
             ended = Ended(number, UNAVAILABLE, f"the peer takes no further calls ({why})", is_unseen=True)
-            self._end_call(ended, is_reset=True)
+            self._end_call(ended)
 
     def _answer(self, answer: bytes) -> None:
         self._owed_answers += 1
@@ -414,29 +358,19 @@ class Http2:
             raise WireFormatError("the peer sends pings or settings, and does not take the answers")
         self._output.append(answer)
 
-    def _on_block(self, block: bytearray, stream: int, flags: int) -> None:
+    def _on_headers(self, headers: Headers | None) -> None:
         """Headers have come, or a part of them."""
-        if len(block) > _MOST_HEADERS_BYTES:
-            raise WireFormatError("too many headers")
-        if not flags & Flag.END_HEADERS:
-            self._block = block, stream, flags
+        call = None if headers is None else self._calls.get(headers.stream)
+        if headers is None or call is None:
             return
-        self._block = None
-        try:
-            fields = {bytes(name): bytes(value) for name, value in self._decoder.decode(bytes(block), raw=True)}
-        except HPACKError as error:
-            raise WireFormatError(f"headers that are none ({type(error).__name__})") from None
-        call = self._calls.get(stream)
-        if call is not None:
-            self._on_headers(call, fields, ends=bool(flags & Flag.END_STREAM))
-
-    def _on_headers(self, call: CallState, fields: dict[bytes, bytes], *, ends: bool) -> None:
+        fields, ends = headers.fields, headers.ends
         if not call.answered:
             if fields.get(b":status", b"").startswith(b"1") and not ends:
                 return
             problem = problem_of(fields)
             if problem is not None:
-                self._end_call(Ended(call.number, *problem))
+                # What else it says is of no interest.
+                self._end_call(Ended(call.number, *problem), _unsaid(call) if ends else Reset.CANCEL)
                 return
             call.answered = True
             if not ends:
@@ -447,19 +381,27 @@ class Http2:
             status, reason = status_of(fields)
             if status == OK and not call.is_between_messages:
                 status, reason = INTERNAL, "the call ended within a message"
-            self._end_call(Ended(call.number, status, reason))
+            self._end_call(Ended(call.number, status, reason), _unsaid(call))
 
-    def _end_call(self, end: Ended, *, is_reset: bool = False) -> None:
+    def _end_call(self, end: Ended, reset: Reset | None = None) -> None:
+        """The peer has ended a call. With ``reset`` it has to be told that it is over."""
         call = self._calls.pop(end.call, None)
         if call is None:
             return
         if call is self._data_of:
             self._data_of = None
-        if not call.sent_all and not is_reset:
-            # The peer has said all, and takes no more.
-            self._output.append(number_frame(Kind.RST_STREAM, end.call, Reset.NO_ERROR))
+        if reset is not None:
+            self._output.append(number_frame(Kind.RST_STREAM, end.call, reset))
+        if end.is_unseen and call.answered:
+            # It says so, and has answered.
+            end = replace(end, is_unseen=False)
         self._events.append(end)
 
     def _check_stream(self, stream: int) -> None:
         if not stream % 2 or stream >= self._next_call:
             raise WireFormatError(f"there was no stream {stream}")
+
+
+def _unsaid(call: CallState) -> Reset | None:
+    """Return what a peer is told that has said all, and takes no more of a call."""
+    return None if call.sent_all else Reset.NO_ERROR

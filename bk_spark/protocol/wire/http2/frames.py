@@ -21,6 +21,8 @@ DEFAULT_FRAME_BYTES: Final = 16_384
 MAX_FRAME_BYTES: Final = 2**24 - 1
 MAX_WINDOW_BYTES: Final = 2**31 - 1
 MAX_STREAM: Final = 2**31 - 1
+#: Characters of what a peer gives as a reason.
+MOST_REASON: Final = 500
 
 _HEAD: Final = struct.Struct(">BHBBI")
 _SETTING: Final = struct.Struct(">HI")
@@ -119,6 +121,14 @@ def parse_number(payload: bytes) -> int:
     if len(payload) != 4:  # RFC 9113, sections 6.4 and 6.9
         raise WireFormatError("a number of another size")
     return int.from_bytes(payload, "big")
+
+
+def parse_farewell(payload: bytes) -> tuple[int, str]:
+    """Return what GOAWAY holds: the last stream that was looked at, and why. Raises WireFormatError."""
+    if len(payload) < 8:  # RFC 9113, section 6.8
+        raise WireFormatError("a farewell of another size")
+    last, code = int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:8], "big")
+    return last & MAX_STREAM, payload[8 : 8 + MOST_REASON].decode("utf-8", "replace") or f"HTTP/2: {code}"
 
 
 def check_window(size: int) -> int:

@@ -1,0 +1,129 @@
+"""The headers of one connection of HTTP/2. Sources: RFC 9113, section 4.3, and RFC 7541 (the package ``hpack``)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from hpack import Decoder, Encoder, HeaderTuple, HPACKError
+
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.http2.frames import Flag, without_padding
+
+#: What the headers of one answer may have, compressed and not.
+_MOST_BLOCK_BYTES: Final = 64 * 1024
+MOST_HEADERS_BYTES: Final = 32 * 1024
+#: Changes of the table's size that a block may begin with: RFC 7541, section 4.2.
+_MOST_TABLE_CHANGES: Final = 2
+#: A header that is in no table, and whose name is not either: RFC 7541, section 6.2.3.
+_NEVER_INDEXED: Final = b"\x10"
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Headers that have come, of one stream. ``ends``: nothing follows them."""
+
+    stream: int
+    fields: dict[bytes, bytes]
+    ends: bool
+
+
+class OutgoingHeaders:
+    """The headers of calls that begin."""
+
+    def __init__(self, authority: str, *, is_secure: bool) -> None:
+        self._before = [
+            HeaderTuple(b":method", b"POST"),
+            HeaderTuple(b":scheme", b"https" if is_secure else b"http"),
+            HeaderTuple(b":authority", authority.encode("ascii", "replace")),
+        ]
+        self._behind = [
+            HeaderTuple(b"te", b"trailers"),
+            HeaderTuple(b"content-type", b"application/grpc"),
+            HeaderTuple(b"user-agent", b"bk_spark"),
+        ]
+        self._encoder = Encoder()
+
+    def block(self, path: str, metadata: Iterable[tuple[str, bytes]], most_table_bytes: int) -> bytes:
+        """Return the headers of a call. The peer's table has ``most_table_bytes`` at most, which never grows."""
+        # Only here: the peer may change its mind many times, and hpack would keep each of them.
+        self._encoder.header_table_size = min(self._encoder.header_table_size, most_table_bytes)
+        fields = [*self._before, HeaderTuple(b":path", path.encode()), *self._behind]
+        block = self._encoder.encode(fields, huffman=False)
+        return block + b"".join(_secret(name, value) for name, value in metadata)
+
+
+def _secret(name: str, value: bytes) -> bytes:
+    # Not by hpack, which logs what it has encoded.
+    return b"".join((_NEVER_INDEXED, _text(name.encode()), _text(base64.b64encode(value).rstrip(b"="))))
+
+
+def _text(text: bytes) -> bytes:
+    """Return a text with its length: RFC 7541, sections 5.1 and 5.2."""
+    if len(text) < 127:
+        return bytes((len(text),)) + text
+    rest, length = len(text) - 127, bytearray(b"\x7f")
+    while rest >= 128:
+        length.append(rest % 128 + 128)
+        rest //= 128
+    length.append(rest)
+    return bytes(length) + text
+
+
+class IncomingHeaders:
+    """Blocks of headers, which come in one frame or in more."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(max_header_list_size=MOST_HEADERS_BYTES)
+        #: Headers that are not whole: their bytes, stream and flags.
+        self._block: tuple[bytearray, int, int] | None = None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the next frame has to be the rest of headers."""
+        return self._block is not None
+
+    def begin(self, payload: bytes, flags: int, stream: int) -> Headers | None:
+        """Take a HEADERS frame. Return headers if they are whole. Raises WireFormatError."""
+        return self._take(bytearray(without_padding(payload, flags)), flags, stream)
+
+    def go_on(self, payload: bytes, flags: int, stream: int) -> Headers | None:
+        """Take a CONTINUATION frame. Otherwise as :meth:`begin`."""
+        if self._block is None or self._block[1] != stream:
+            raise WireFormatError("the rest of headers that have not begun")
+        if not payload and not flags & Flag.END_HEADERS:
+            # It could go on for ever.
+            raise WireFormatError("the rest of headers is empty and not the last")
+        block, _, first_flags = self._block
+        block += payload
+        return self._take(block, first_flags | (flags & Flag.END_HEADERS), stream)
+
+    def _take(self, block: bytearray, flags: int, stream: int) -> Headers | None:
+        if len(block) > _MOST_BLOCK_BYTES:
+            raise WireFormatError("too many headers")
+        if not flags & Flag.END_HEADERS:
+            self._block = block, stream, flags
+            return None
+        self._block = None
+        _check_table_changes(block)
+        try:
+            fields = {bytes(name): bytes(value) for name, value in self._decoder.decode(bytes(block), raw=True)}
+        except HPACKError as error:
+            raise WireFormatError(f"headers that are none ({type(error).__name__})") from None
+        return Headers(stream, fields, bool(flags & Flag.END_STREAM))
+
+
+def _check_table_changes(block: bytearray) -> None:
+    """Check how often the table changes. hpack takes any number, at the cost of a header each."""
+    at = count = 0
+    while at < len(block) and block[at] >> 5 == 1:
+        goes_on = block[at] == 0x3F
+        at += 1
+        while goes_on and at < len(block):
+            goes_on = block[at] >= 128
+            at += 1
+        count += 1
+        if count > _MOST_TABLE_CHANGES:
+            raise WireFormatError("headers change the size of their table too often")

@@ -1,0 +1,75 @@
+"""What each side says of itself: settings. Source: RFC 9113, section 6.5."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bk_spark.protocol.errors import WireFormatError
+from bk_spark.protocol.wire.http2.frames import (
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_STREAM,
+    PREFACE,
+    Kind,
+    Setting,
+    check_window,
+    number_frame,
+    parse_settings,
+    settings_frame,
+)
+from bk_spark.protocol.wire.http2.headers import MOST_HEADERS_BYTES
+
+#: What the peer may send ahead of what is read: for a call, and for all.
+CALL_WINDOW_BYTES: Final = 8 * 1024 * 1024
+WINDOW_BYTES: Final = 16 * 1024 * 1024
+_DEFAULT_TABLE_BYTES: Final = 4096
+
+
+def greeting() -> bytes:
+    """Return what a client says first."""
+    settings = {
+        Setting.ENABLE_PUSH: 0,
+        Setting.INITIAL_WINDOW_SIZE: CALL_WINDOW_BYTES,
+        Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+        Setting.MAX_HEADER_LIST_SIZE: MOST_HEADERS_BYTES,
+    }
+    more = number_frame(Kind.WINDOW_UPDATE, 0, WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
+    return PREFACE + settings_frame(settings) + more
+
+
+class PeerSettings:
+    """The settings of the peer that are valid now."""
+
+    __slots__ = ("are_known", "call_room", "frame_bytes", "max_calls", "table_bytes")
+
+    def __init__(self) -> None:
+        #: Whether the peer has said anything.
+        self.are_known = False
+        #: How many calls it takes at a time.
+        self.max_calls = MAX_STREAM
+        #: How many bytes of a call it takes before it says that it takes more, and of a frame.
+        self.call_room = DEFAULT_WINDOW_BYTES
+        self.frame_bytes = DEFAULT_FRAME_BYTES
+        #: What its table of headers may have. Larger ones are of no use here, so it never grows.
+        self.table_bytes = _DEFAULT_TABLE_BYTES
+
+    def take(self, payload: bytes) -> int:
+        """Take a SETTINGS frame. Return by how much the room of each call changes. Raises WireFormatError."""
+        if len(payload) % 6:
+            raise WireFormatError("settings of another size")
+        before = self.call_room
+        for setting, value in parse_settings(payload):
+            match setting:
+                case Setting.HEADER_TABLE_SIZE:
+                    self.table_bytes = min(value, self.table_bytes)
+                case Setting.MAX_CONCURRENT_STREAMS:
+                    self.max_calls = value
+                case Setting.INITIAL_WINDOW_SIZE:
+                    self.call_room = check_window(value)
+                case Setting.MAX_FRAME_SIZE:
+                    if not DEFAULT_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
+                        raise WireFormatError(f"frames of {value} bytes are not possible")
+                    self.frame_bytes = value
+        self.are_known = True
+        return self.call_room - before
