@@ -195,6 +195,29 @@ _GRPC: dict[str, tuple[Message, int]] = {
 }
 
 
+@pytest.mark.parametrize("v2", [True, False], ids=["v2", "v3"])
+def test_a_fencing_read_of_a_fenced_ledger_needs_both_rights_too(access: FrontAccess, v2: bool) -> None:
+    """Nothing of it waits for anything, so that a bookie may answer it in another place."""
+
+    class FencedBookie(ReadyBookie):
+        def fenced_before(self, ledger_id: int, master_key: bytes) -> Code | None:
+            return Code.OK
+
+    async def test() -> None:
+        async with front(NetConfig(), FencedBookie(), access=access) as served:
+            for user in ("reader", "fencer", "recoverer"):
+                peer = await served.connect()
+                await Talk(peer, v2=v2).log_in(user)
+                refused = access.refused_requests
+                await peer.send((_V2 if v2 else _V3)["fencing read"][0])
+                body = await peer.body()
+                code = int.from_bytes(body[4:8], "big") if v2 else int(wire_v3.parse_response(body).status)
+                assert (code == 0) == (user == "recoverer"), (user, code)
+                assert access.refused_requests - refused == (user != "recoverer"), user
+
+    run(test)
+
+
 @pytest.mark.parametrize(("words", "rights"), [("read", READ), ("write", WRITE), ("fence", FENCE), ("admin", ADMIN)])
 def test_each_call_of_grpc_needs_its_right(tmp_path: Path, words: str, rights: int) -> None:
     access = FrontAccess(authorization=table(tmp_path / "table", f"{words} anonymous"))

@@ -29,6 +29,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_storage_journals.py::test_a_fence_is_answered_at_once_only_if_an_earlier_one_is_durable",),
     ),
     Mutation(
+        "A fencing read that is answered at once needs the right to read.",
+        "bookie_server/net/native/requests_v3.py",
+        "context.access.has(READ | FENCE)",
+        "context.access.has(FENCE)",
+        ("tests/unit/test_net_authorization.py::test_a_fencing_read_of_a_fenced_ledger_needs_both_rights_too[v3]",),
+    ),
+    Mutation(
         "The reads of a recovery leave its adds together.",
         "bookie_server/net/native/requests_v3.py",
         "if fences and self._reads is None and self._read_fenced(header.txnId, read):",
