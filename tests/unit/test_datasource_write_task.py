@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.log.entries.arrow_format import batches_in
+from bk_spark.log.entries.row_places import RowRun
 from bk_spark.log.formats.message import LedgerRange
 from bk_spark.log.formats.schema_merge import ANY_CASE
+from bk_spark.log.tables import routed_rows
 from bk_spark.log.tables.append_rows import MAX_LOST, EntryForm, TaskWriter
 from bk_spark.log.tables.routed_rows import RoutedRows
 from bk_spark.protocol.entries.payloads import Payloads
@@ -303,6 +305,47 @@ def test_a_wrong_row_has_its_number_in_the_task_whatever_log_it_names(seed: int,
         start += size
     with pytest.raises(InvalidArgumentError, match=rf"row {wrong} of partition 4\b"):
         rows.append(iter(batches))
+
+
+def _mixed_batch(rows: int, logs: str) -> pa.RecordBatch:
+    values = pa.array([bytes(20)] * rows, pa.binary())
+    return pa.record_batch({"value": values, "log": [logs[number % len(logs)] for number in range(rows)]})
+
+
+def test_a_task_for_several_logs_holds_a_bounded_amount_and_sends_the_most_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routed_rows, "MAX_GATHERED_BYTES", 4000)
+    rows, ledgers = _routed(EntryForm(pa.schema({"value": pa.binary()}), 2000, None, 2000))
+    sent_before: set[str] = set()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        # A row takes 20 bytes, 4 for its end, and 8 for its place in the task.
+        yield _mixed_batch(80, "b")
+        yield _mixed_batch(60, "ac")
+        assert not any(ledger.entries for ledger in ledgers.values())
+        yield _mixed_batch(40, "ac")
+        sent_before.update(name for name, ledger in ledgers.items() if ledger.entries)
+        yield _mixed_batch(20, "ac")
+
+    rows.append(batches())
+    assert sent_before == {"b"}
+    assert all(ledger.entries for ledger in ledgers.values())
+
+
+def test_rows_that_wait_are_counted_once_whatever_comes_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a hundred logs, to count all of them for each batch and log took nine times as long as the rest."""
+    counted = []
+
+    def count(run: RowRun) -> int:
+        counted.append(run)
+        return 8 * run.rows
+
+    monkeypatch.setattr(RowRun, "size_bytes", property(count))
+    rows, ledgers = _routed(EntryForm(pa.schema({"value": pa.binary()}), 1 << 20, None, 1 << 20))
+    rows.append(_mixed_batch(30, "abc") for _ in range(20))
+    assert [len(ledger.entries) for ledger in ledgers.values()] == [1, 1, 1]
+    assert len(counted) <= 2 * 3 * 20
 
 
 def test_rows_for_several_logs_find_columns_as_those_for_one_do() -> None:

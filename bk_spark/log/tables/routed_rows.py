@@ -33,11 +33,8 @@ class _Route:
     #: Where the waiting rows were in the task.
     runs: list[RowRun] = field(default_factory=list)
     waiting_bytes: int = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """The memory that the waiting rows take, and their places."""
-        return self.waiting_bytes + sum(run.size_bytes for run in self.runs)
+    #: The memory that the waiting rows take, and their places.
+    held_bytes: int = 0
 
 
 class RoutedRows:
@@ -64,6 +61,8 @@ class RoutedRows:
         self._partition = partition
         self._routes: dict[str, _Route] = {}
         self._row_number = 0
+        #: What all logs' waiting rows take: a sum for each batch and log would take longer than the rows.
+        self._held_bytes = 0
 
     def append(self, batches: Iterator[pa.RecordBatch]) -> dict[str, tuple[LedgerRange, ...]]:
         """Append all rows and return, for each log that they name, where they are.
@@ -121,11 +120,14 @@ class RoutedRows:
             route = self._routes[name] = _Route(TaskWriter(ledgers), form)
         route.waiting.append(rows)
         route.runs.append(run)
-        route.waiting_bytes += rows.nbytes
+        size_bytes = rows.nbytes
+        route.waiting_bytes += size_bytes
+        route.held_bytes += size_bytes + run.size_bytes
+        self._held_bytes += size_bytes + run.size_bytes
         # A row of a raw log is an entry, so that nothing is gained by waiting.
         if route.form.schema is None or route.waiting_bytes >= route.form.entry_bytes:
             self._send(route)
-        while sum(one.held_bytes for one in self._routes.values()) > MAX_GATHERED_BYTES:
+        while self._held_bytes > MAX_GATHERED_BYTES:
             self._send(max(self._routes.values(), key=lambda one: one.held_bytes))
 
     def _send(self, route: _Route) -> None:
@@ -134,4 +136,5 @@ class RoutedRows:
         places = RowPlaces(self._partition, route.runs)
         for payloads, rows in payloads_of(iter(route.waiting), route.form, places):
             route.writer.append(payloads, rows)
-        route.waiting, route.runs, route.waiting_bytes = [], [], 0
+        self._held_bytes -= route.held_bytes
+        route.waiting, route.runs, route.waiting_bytes, route.held_bytes = [], [], 0, 0

@@ -29,6 +29,16 @@ MUTATIONS: Final = (
         ("tests/unit/test_log_tail_writing.py::test_the_keeper_ends_an_idle_writer_whose_ledger_failed",),
     ),
     Mutation(
+        "What a task gathers for several logs is bounded.",
+        "bk_spark/log/tables/routed_rows.py",
+        "        self._held_bytes += size_bytes + run.size_bytes\n",
+        "",
+        (
+            "tests/unit/test_datasource_write_task.py"
+            "::test_a_task_for_several_logs_holds_a_bounded_amount_and_sends_the_most_first",
+        ),
+    ),
+    Mutation(
         "Leftovers whose ids bookies know with another password are deleted.",
         "bk_spark/log/gc/reaper.py",
         "                    closed.add(ledger_id)\n                    self.refused",
