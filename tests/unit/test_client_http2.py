@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -12,8 +13,12 @@ from typing import Any
 import grpc
 import pytest
 
-from bk_spark.bookie.connection.http2 import CallError, Channel
-from bk_spark.protocol.wire.http2.frames import HEAD_BYTES, PREFACE, Kind, Setting, number_frame, parse_head
+from bk_spark.bookie.connection.grpc import GrpcConnection
+from bk_spark.bookie.connection.http2.call import Call, CallError
+from bk_spark.bookie.connection.http2.channel import Channel
+from bk_spark.bookie.connection.http2.line import Line
+from bk_spark.bookie.connection.interface import ConnectionLimits
+from bk_spark.protocol.wire.http2.frames import HEAD_BYTES, PREFACE, Kind, Setting, frame, number_frame, parse_head
 from tests.support import patient_loop
 from tests.support.http2_answers import answered, data, ended, prefixed, settings
 
@@ -88,7 +93,9 @@ async def channel(port: int, lines: list[Any] | None = None) -> AsyncIterator[Ch
 
 
 @asynccontextmanager
-async def peer(*says: bytes, closes: bool = False) -> AsyncIterator[tuple[Channel, list[int]]]:
+async def peer(
+    *says: bytes, closes: bool = False, lines: list[Any] | None = None
+) -> AsyncIterator[tuple[Channel, list[int]]]:
     """A peer that says something to each connection, takes nothing, and perhaps closes it. Also how many there were."""
     connections: list[int] = []
     writers: list[asyncio.StreamWriter] = []
@@ -102,7 +109,7 @@ async def peer(*says: bytes, closes: bool = False) -> AsyncIterator[tuple[Channe
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=64)
-    async with channel(server.sockets[0].getsockname()[1]) as made:
+    async with channel(server.sockets[0].getsockname()[1], lines) as made:
         yield made, connections
     for writer in writers:
         writer.transport.abort()
@@ -180,6 +187,115 @@ def test_a_server_that_closes_idle_connections_is_called_again() -> None:
                 assert await made.ask("/t.T/Wait", b"x") == b"x"
                 await server.lines[i].lost
                 assert len(server.seen) == i + 1
+
+    run(play())
+
+
+def test_a_peer_that_says_goodbye_is_left_when_its_last_call_is_given_up() -> None:
+    """Otherwise the socket would stay, for as long as the peer likes."""
+
+    async def play() -> None:
+        lines: list[Any] = []
+        goodbye = frame(Kind.GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4))
+        async with peer(settings(), goodbye, lines=lines) as (made, _):
+            asked = asyncio.create_task(made.ask("/t.T/Wait", b"x"))
+            await until(lambda: bool(lines) and lines[0].http2.is_leaving)
+            assert not asked.done()
+            assert not lines[0].lost.done()
+            asked.cancel()
+            await lines[0].lost
+
+    run(play())
+
+
+def test_a_peer_that_closes_each_connection_is_not_called_for_ever() -> None:
+    """It closes them before a call could begin, as what balances load may do for a bookie that is down."""
+
+    async def play() -> None:
+        count = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal count
+            count += 1
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+
+        async def connect(protocol: asyncio.BufferedProtocol) -> None:
+            await asyncio.get_running_loop().create_connection(lambda: protocol, "127.0.0.1", port)
+            assert isinstance(protocol, Line)
+            await protocol.lost
+
+        made = Channel(connect, "peer:1", is_secure=False, max_message_bytes=MIB)
+        async with asyncio.timeout(30):
+            with pytest.raises(CallError, match="UNAVAILABLE: the (peer closed|connection broke)"):
+                await made.ask("/t.T/Wait", b"x")
+        assert count == 1
+        made.close()
+        await made.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    run(play())
+
+
+def test_calls_beyond_the_numbers_of_a_connection_get_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, while all calls of the first go on."""
+    monkeypatch.setattr("bk_spark.protocol.wire.http2.connection.MAX_STREAM", 5)
+
+    async def play() -> None:
+        async with served() as (server, made):
+            server.go.set()
+            await made.ask("/t.T/Wait", b"first")
+            server.go.clear()
+            asked = [asyncio.create_task(made.ask("/t.T/Wait", b"%d" % i)) for i in range(6)]
+            await until(lambda: server.waiting == 6)
+            assert len(server.seen) == 3
+            server.go.set()
+            assert [await task for task in asked] == [b"%d" % i for i in range(6)]
+
+    run(play())
+
+
+def test_calls_that_were_given_up_before_they_began_are_forgotten() -> None:
+    """A peer that takes no calls keeps none of them in memory."""
+
+    async def given_up(made: Channel) -> None:
+        asked = [asyncio.create_task(made.ask("/t.T/Wait", b"x")) for _ in range(50)]
+        await asyncio.sleep(0)
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+
+    async def play() -> None:
+        lines: list[Any] = []
+        async with peer(settings({Setting.MAX_CONCURRENT_STREAMS: 1}), lines=lines) as (made, _):
+            first = asyncio.create_task(made.ask("/t.T/Wait", b"x"))
+            await until(lambda: bool(lines) and lines[0].http2.has_calls and not lines[0].http2.can_begin)
+            await given_up(made)
+            gc.collect()
+            assert sum(isinstance(one, Call) for one in gc.get_objects()) == 1
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    run(play())
+
+
+def test_a_message_that_nobody_takes_is_watched_while_others_come_and_go() -> None:
+    """The watch over an add does not end with the read that was sent meanwhile."""
+
+    async def play() -> None:
+        async with peer(settings()) as (made, _):
+            connection = GrpcConnection("b:1", ConnectionLimits(silence_ms=100), made)
+            add, read = connection.sending(), connection.sending()
+            with add:
+                await asyncio.sleep(0.06)
+                connection.heard()
+                with read:
+                    await asyncio.sleep(0.06)  # the add is given more time meanwhile
+                await until(lambda: connection.closed)
+            await connection.wait_closed()
 
     run(play())
 

@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError, Message
 
 from bk_spark.bookie.connection.grpc_reads import PendingBatchRead, PendingRead
 from bk_spark.bookie.connection.grpc_streams import MessageStream
-from bk_spark.bookie.connection.http2 import CallError, Channel
+from bk_spark.bookie.connection.http2.call import CallError
+from bk_spark.bookie.connection.http2.channel import Channel
 from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, ControlConnection
 from bk_spark.protocol.codes import NO_ENTRY, Code, FlagV2
 from bk_spark.protocol.entries.digest import Buffer
@@ -71,6 +72,8 @@ class GrpcConnection(ControlConnection, BatchReads):
         self._batches: dict[int, OutgoingBatch] = {}
         self._waiting: dict[int, PendingRead | PendingBatchRead] = {}
         self._last_id = 0
+        #: How many messages are on their way, and the watch over them.
+        self._senders = 0
         self._stalled: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Task[None] | None = None
@@ -285,13 +288,22 @@ class GrpcConnection(ControlConnection, BatchReads):
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """A message is on its way. If the bookie takes nothing and sends nothing, the connection ends."""
-        timer = self._stalled = self._loop.call_later(self._limits.silence_ms / 1000, self._on_stalled)
+        self._senders += 1
+        if self._senders == 1:
+            self._watch()
         try:
             yield
         finally:
-            timer.cancel()
-            if self._stalled is not None:
-                self._stalled.cancel()
+            self._senders -= 1
+            # It has taken a message. Others may still be on their way.
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._stalled = None
+        if self._senders and not self.closed:
+            self._stalled = self._loop.call_later(self._limits.silence_ms / 1000, self._on_stalled)
 
     def _on_stalled(self) -> None:
         heard_until = self._heard_at + self._limits.silence_ms / 1000

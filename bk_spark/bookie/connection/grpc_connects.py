@@ -8,7 +8,7 @@ from typing import Final
 from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.grpc import GrpcConnection
 from bk_spark.bookie.connection.grpc_logins import GrpcDialogue
-from bk_spark.bookie.connection.http2 import Channel
+from bk_spark.bookie.connection.http2.channel import Channel
 from bk_spark.bookie.connection.interface import ConnectionLimits
 from bk_spark.bookie.connection.logins import Logins
 from bk_spark.bookie.connection.pool import Connect, Resolver

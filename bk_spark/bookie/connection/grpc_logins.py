@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from bk_spark.bookie.connection.grpc import GrpcConnection
-from bk_spark.bookie.connection.http2 import CallError
+from bk_spark.bookie.connection.http2.call import CallError
 from bk_spark.bookie.connection.logins import NO_ANSWER, Dialogue
 from bk_spark.protocol.errors import UnauthorizedError, WireFormatError
 from bk_spark.protocol.proto import sessions_pb2 as pb

@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
-from bk_spark.bookie.connection.http2 import Call, Channel
+from bk_spark.bookie.connection.http2.call import Call
+from bk_spark.bookie.connection.http2.channel import Channel
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.batches import SERVICE

@@ -84,8 +84,22 @@ MUTATIONS: Final = (
         ("tests/unit/test_protocol_http2.py::test_messages_without_a_byte_are_bounded",),
     ),
     Mutation(
+        "A peer of gRPC that closes each connection is not called for ever.",
+        "bk_spark/bookie/connection/http2/channel.py",
+        "            if line.takes_calls:\n",
+        "            if True:\n",
+        ("tests/unit/test_client_http2.py::test_a_peer_that_closes_each_connection_is_not_called_for_ever",),
+    ),
+    Mutation(
+        "A watch over one message over gRPC does not end with another message.",
+        "bk_spark/bookie/connection/grpc.py",
+        "        if self._senders and not self.closed:\n",
+        "        if False:\n",
+        ("tests/unit/test_client_http2.py::test_a_message_that_nobody_takes_is_watched_while_others_come_and_go",),
+    ),
+    Mutation(
         "A bookie that has closed a connection without calls is called again.",
-        "bk_spark/bookie/connection/http2.py",
+        "bk_spark/bookie/connection/http2/channel.py",
         "        if line is not None and not line.takes_calls:\n",
         "        if False:\n",
         ("tests/unit/test_client_http2.py::test_a_server_that_closes_idle_connections_is_called_again",),
