@@ -375,6 +375,26 @@ async def pool_with(port: int, config: ClientConfig) -> AsyncIterator[Connection
         await one.close()
 
 
+def test_a_port_of_tls_without_http2_is_named_as_such(tmp_path: Path) -> None:
+    """At once: it would wait for what its own clients say."""
+
+    async def play() -> None:
+        server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0, ssl=context)
+        async with pool_with(server.sockets[0].getsockname()[1], config) as one:
+            with pytest.raises(TlsError, match="ALPN"):
+                await one.get("b1")
+        for writer in writers:
+            writer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+    writers: list[asyncio.StreamWriter] = []
+    keys = ClientConfig.from_properties(write_pem(tmp_path / "bookie", identity("bookie")))
+    context = TlsContexts(keys, server_side=True).context
+    config = ClientConfig.from_properties(write_pem(tmp_path / "client") | {"transport": "grpc"})
+    run(play())
+
+
 def test_a_bookie_that_is_not_trusted_is_named_as_such(tmp_path: Path) -> None:
     async def play() -> None:
         async with grpc_front(HeldBookie(), tls=contexts) as front:

@@ -98,6 +98,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_client_http2.py::test_a_message_that_nobody_takes_is_watched_while_others_come_and_go",),
     ),
     Mutation(
+        "A port of TLS without HTTP/2 is named as such.",
+        "bk_spark/bookie/connection/http2/line.py",
+        "        if tls is not None and tls.selected_alpn_protocol() != HTTP2_NAME:\n",
+        "        if False:\n",
+        ("tests/unit/test_client_grpc.py::test_a_port_of_tls_without_http2_is_named_as_such",),
+    ),
+    Mutation(
         "A bookie that has closed a connection without calls is called again.",
         "bk_spark/bookie/connection/http2/channel.py",
         "        if line is not None and not line.takes_calls:\n",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bk_spark.bookie.connection.base import CLOSED_EARLY
+from bk_spark.bookie.connection.client_tls import HTTP2_NAME
 from bk_spark.bookie.connection.http2.call import Call, CallError
 from bk_spark.bookie.connection.send_queue import SendQueue
 from bk_spark.bookie.tls.reasons import reason_of
@@ -97,6 +98,12 @@ class Line(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != HTTP2_NAME:
+            # RFC 9113, section 3.2. Such a peer may wait for ever.
+            reason = "what answers inside TLS does not agree to speak HTTP/2 (ALPN): is this the port of gRPC?"
+            self.abort(CallError(UNAVAILABLE, reason, is_about_tls=True))
+            return
         self.feed()
 
     def connection_lost(self, exc: Exception | None) -> None:

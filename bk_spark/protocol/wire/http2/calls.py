@@ -15,7 +15,7 @@ import numpy as np
 
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.http2.frames import MOST_REASON, Reset
+from bk_spark.protocol.wire.http2.frames import Reset, reason_text
 
 OK: Final = "OK"
 UNAVAILABLE: Final = "UNAVAILABLE"
@@ -162,14 +162,14 @@ def problem_of(fields: dict[bytes, bytes]) -> tuple[str, str] | None:
     status = fields.get(b":status", b"")
     if status == b"200" and fields.get(b"content-type", b"").startswith(b"application/grpc"):
         return None
-    text = status[:3].decode("ascii", "replace")
+    text = reason_text(status[:3].decode("ascii", "replace"))
     return _OF_HTTP.get(status, _UNKNOWN), f"the peer does not speak gRPC here: it answers HTTP {text}"
 
 
 def status_of(fields: dict[bytes, bytes]) -> tuple[str, str]:
     """Return the status and the reason of a call that has ended, from its last headers."""
     status = _BY_NUMBER.get(fields.get(b"grpc-status", b""), _UNKNOWN)
-    return status, unquote(fields.get(b"grpc-message", b"").decode("ascii", "replace"))[:MOST_REASON]
+    return status, reason_text(unquote(fields.get(b"grpc-message", b"").decode("ascii", "replace")))
 
 
 def end_of_reset(call: int, code: int) -> Ended:

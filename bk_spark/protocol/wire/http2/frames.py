@@ -22,7 +22,7 @@ MAX_FRAME_BYTES: Final = 2**24 - 1
 MAX_WINDOW_BYTES: Final = 2**31 - 1
 MAX_STREAM: Final = 2**31 - 1
 #: Characters of what a peer gives as a reason.
-MOST_REASON: Final = 500
+_MOST_REASON: Final = 500
 
 _HEAD: Final = struct.Struct(">BHBBI")
 _SETTING: Final = struct.Struct(">HI")
@@ -128,7 +128,12 @@ def parse_farewell(payload: bytes) -> tuple[int, str]:
     if len(payload) < 8:  # RFC 9113, section 6.8
         raise WireFormatError("a farewell of another size")
     last, code = int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:8], "big")
-    return last & MAX_STREAM, payload[8 : 8 + MOST_REASON].decode("utf-8", "replace") or f"HTTP/2: {code}"
+    return last & MAX_STREAM, reason_text(payload[8:].decode("utf-8", "replace")) or f"HTTP/2: {code}"
+
+
+def reason_text(text: str) -> str:
+    """Return what a peer gives as a reason, fit for one line of a log: nothing in it can pose as another line."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[:_MOST_REASON])
 
 
 def check_window(size: int) -> int:
