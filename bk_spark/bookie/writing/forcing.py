@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from bk_spark.bookie.connection.interface import ControlConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
 from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
-from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
+from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError, UnauthorizedError
 from bk_spark.protocol.wire.code_errors import error_of
 
 _LOG = logging.getLogger(__name__)
+#: Answers to the LAC of a new ledger whose id somebody used before. The second one: the ledger was fenced, and removed.
+_USED_BEFORE: Final = (Code.UNAUTHORIZED, Code.NO_LEDGER)
 
 
 async def force_over(connection: ControlConnection, ledger_id: int, timeout_ms: int) -> None:
@@ -65,16 +68,24 @@ class LacSender:
     async def claim(self, ledger_id: int, bookies: Sequence[str]) -> None:
         """Tell all ``bookies`` the ledger's password. Those that do not answer do not count.
 
-        Raises UnauthorizedError if one knows another password.
+        Raises UnauthorizedError if one will refuse the ledger's entries: see :meth:`is_refused`.
         """
-        refuses = await asyncio.gather(*(self.is_refused(ledger_id, bookie_id) for bookie_id in bookies))
-        for bookie_id, refused in zip(bookies, refuses, strict=True):
-            if refused:
-                raise error_of(Code.UNAUTHORIZED, "claim", ledger_id=ledger_id, bookie_id=bookie_id, with_key=True)
+        codes = await asyncio.gather(*(self._send(ledger_id, bookie_id, NO_ENTRY) for bookie_id in bookies))
+        for bookie_id, code in zip(bookies, codes, strict=True):
+            if code is Code.UNAUTHORIZED:
+                raise error_of(code, "claim", ledger_id=ledger_id, bookie_id=bookie_id, with_key=True)
+            if code in _USED_BEFORE:
+                raise UnauthorizedError(
+                    f"claim: the bookie answered {code.name}: it had a ledger with this id, which somebody fenced",
+                    ledger_id=ledger_id,
+                    bookie_id=bookie_id,
+                    code=code.name,
+                )
 
     async def is_refused(self, ledger_id: int, bookie_id: str) -> bool:
-        """Tell a bookie the ledger's password. Return whether it knows another one."""
-        return await self._send(ledger_id, bookie_id, NO_ENTRY) is Code.UNAUTHORIZED
+        """Tell a bookie the ledger's password. Return whether it will refuse its entries, because somebody used its id
+        before: it knows another password, or removed a fenced ledger with that id."""
+        return await self._send(ledger_id, bookie_id, NO_ENTRY) in _USED_BEFORE
 
     async def _send(self, ledger_id: int, bookie_id: str, last_add_confirmed: int) -> Code | None:
         packet = pack_lac(ledger_id, last_add_confirmed, self._digest)

@@ -140,7 +140,8 @@ class WriteHandle:
         Raises
         ------
         UnauthorizedError
-            If a bookie knows the ledger with another password, because somebody used its id before.
+            If a bookie knows the ledger with another password, or removed a fenced ledger with its id, because somebody
+            used that before.
         """
         assert self._lac_sender is not None
         self._performer.claims = True

@@ -22,6 +22,13 @@ MUTATIONS: Final = (
         ("tests/unit/test_log_tail_writing.py::test_ids_that_bookies_know_with_another_password_are_passed_over",),
     ),
     Mutation(
+        "A log writer takes no ledger whose id a bookie refuses because of a fence that it remembers.",
+        "bk_spark/bookie/writing/forcing.py",
+        "_USED_BEFORE: Final = (Code.UNAUTHORIZED, Code.NO_LEDGER)",
+        "_USED_BEFORE: Final = (Code.UNAUTHORIZED,)",
+        ("tests/unit/test_client_claims.py::test_an_id_is_used_if_its_bookie_would_refuse_the_ledgers_entries",),
+    ),
+    Mutation(
         "An idle log writer learns that its ledger failed.",
         "bk_spark/log/core/tail/writing.py",
         "        if isinstance(event, Failed):\n            return event.error\n",
