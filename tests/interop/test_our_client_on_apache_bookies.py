@@ -26,6 +26,7 @@ from tests.interop.apache import ApacheBookies
 from tests.interop.java_client import JavaClient, JavaError
 from tests.interop.payloads import Payloads, fingerprint
 from tests.support.explicit_lac import write_explicit_lac
+from tests.support.logs import PASSWORD as PASSWORD_OF_LOGS, TELLING, entries, new_log
 
 PASSWORD = b"open sesame"
 JAVA_DIGEST = {
@@ -207,6 +208,20 @@ def test_the_explicit_lac_of_an_idle_writer(client: BlockingClient) -> None:
     assert reader.read_last_add_confirmed() == 1
     assert reader.read(0, 1) == [b"one", b"two"]
     writer.close()
+
+
+def test_a_log_writers_ledger_without_entries(running: ApacheBookies) -> None:
+    """Its bookies know its password by an explicit LAC. Apache's answer READ_LAC with EIO then."""
+    with BlockingClient(running.metadata_service_uri, TELLING) as client:
+        log = new_log(client)
+        with log.open_writer() as writer:
+            tail = log.snapshot().open_tail
+            assert tail is not None
+            reader = client.open_for_reading(tail.ledger_id, PASSWORD_OF_LOGS)
+            assert reader.read_last_add_confirmed() == -1
+            writer.append(b"one")
+            writer.flush()
+        assert entries(log) == [b"one"]
 
 
 def test_errors(client: BlockingClient) -> None:

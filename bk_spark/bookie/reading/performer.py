@@ -11,6 +11,7 @@ from bk_spark.bookie.connection.interface import BatchReads
 from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.entries.entry import Entry, EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
@@ -105,7 +106,13 @@ class Performer:
 
     async def _ask_lac(self, action: AskLac) -> LacTold:
         connection = await self._access.pool_v3.get(action.bookie_id)
-        return LacTold(action.request_id, *await connection.read_lac(self._ledger_id))
+        code, explicit_lac, last_entry = await connection.read_lac(self._ledger_id)
+        if code is Code.IO_ERROR and explicit_lac is not None:
+            # So says Apache's bookie of a ledger without entries, too. A read tells that from an entry it cannot read.
+            last = (await connection.read(self._ledger_id, range(LAST_ENTRY, LAST_ENTRY + 1)))[LAST_ENTRY]
+            if last.code is Code.NO_ENTRY:
+                code = last.code
+        return LacTold(action.request_id, code, explicit_lac, last_entry)
 
     async def _list(self, action: ListEntries) -> EntriesListed:
         connection = await self._access.pool_v3.get(action.bookie_id)
