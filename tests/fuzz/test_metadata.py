@@ -290,7 +290,10 @@ def test_names_of_znodes(name: str, ledger_id: int) -> None:
 _URIS: Final = st.builds(
     MetadataServiceUri,
     st.lists(
-        st.builds("{}:{}".format, st.text("abz.-", min_size=1), st.integers(1, 65535)), min_size=1, max_size=3
+        # Labels are not empty: no host can have such a name.
+        st.builds("{}:{}".format, st.from_regex(r"\A[abz-]+(\.[abz-]+)*\Z"), st.integers(1, 65535)),
+        min_size=1,
+        max_size=3,
     ).map(",".join),
     st.lists(st.text("abz-", min_size=1), min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts)),
     st.none() | st.sampled_from(["flat", "hierarchical", "longhierarchical"]),

@@ -97,7 +97,7 @@ def test_payloads_of_any_size_are_decompressed_or_refused(data: bytes, size: int
 
 @fuzz(60, data=hostile(st.builds(lambda one: MessageIdData(*one).to_bytes(), st.tuples(_ID.map(abs), _ID.map(abs)))))
 def test_ids_in_bytes(data: bytes) -> None:
-    found = outcome(lambda: MessageIdData.parse(data), InvalidArgumentError, names="no id")
+    found = outcome(lambda: MessageIdData.parse(data), InvalidArgumentError, names="not a message id")
     if not isinstance(found, Refused):
         assert MessageIdData.parse(found.to_bytes()) == found
         assert MessageIdData.parse_text(str(found)).entry_id == found.entry_id
@@ -110,7 +110,7 @@ def test_names_of_topics_and_ids_in_text(text: str) -> None:
         assert TopicName.parse(topic.full) == topic
         assert topic.namespace_name.topic(topic.node) == topic
         assert "/" not in topic.node
-    outcome(lambda: MessageIdData.parse_text(text), InvalidArgumentError, names="no id")
+    outcome(lambda: MessageIdData.parse_text(text), InvalidArgumentError, names="not a message id")
 
 
 def _sized(data: bytes) -> bytes:

@@ -525,7 +525,7 @@ def test_a_log_whose_open_end_was_deleted_says_so_and_shows_what_is_sealed(
         seen.extend(bytes(payload) for block in reader.follow(0) for payload in block.payloads)
     assert seen == rows
     assert (log.as_of(29).next_offset, log.history(limit=1)[1][0].end_offset) == (30, 30)
-    assert "was deleted" in bkctl("verify", "events").out
+    assert "the ledger does not exist" in bkctl("verify", "events").out
     # What is lost is given up on the operator's word, and the log goes on behind it.
     assert "give --yes" in bkctl.fails("give-up-tail", "events", "--entries", 100)
     dry = bkctl.ok("give-up-tail", "events", "--entries", 100, "--dry-run").out

@@ -119,7 +119,7 @@ def test_truncation_drops_whole_segments_and_its_readers_are_told(log: Log) -> N
     assert log.snapshot().first_offset == 20
     assert log.truncate(30) == 30
     assert list(log.snapshot().segments()) == []
-    with pytest.raises(InvalidArgumentError, match="not negative"):
+    with pytest.raises(InvalidArgumentError, match="must not be negative"):
         log.truncate(-1)
 
 

@@ -132,7 +132,7 @@ def one_log(zookeeper: ZooKeeper, fresh_root: str) -> Log:
 def test_a_damaged_head_costs_one_log(zookeeper: ZooKeeper, fresh_root: str, one_log: Log) -> None:
     logs, path = Logs(zookeeper, f"{fresh_root}/logs"), f"{fresh_root}/logs/clicks"
     # A list of as many pages as there are numbers ends, and is not complete.
-    zookeeper.set(path, encode_head(Head(one_log.log_id, tail_page=(1 << 63) - 1)), -1)
+    zookeeper.set(path, encode_head(Head(one_log.log_id, tail_page=(1 << 63) - 2)), -1)
     ((record,), _, _, _) = logs.collect()
     assert (record["state"], record["complete"]) == ("ok", False)
     index = IndexPosition(1, 0, end_page=9, end_offset=0)

@@ -88,7 +88,7 @@ class Cluster:
             self.uri,
             bookie_id,
             auditor=AuditorSettings(ledgers_interval_ms=ledgers_interval_ms),
-            worker=WorkerSettings(backoff_ms=100, longest_pause_ms=3_200),
+            worker=WorkerSettings(at_once=4, backoff_ms=100, longest_pause_ms=3_200),
         )
         self.registry = MetricsRegistry()
         daemon = ReplicationDaemon(settings, self.make_repair, ReplicationMetrics(self.registry))

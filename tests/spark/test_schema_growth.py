@@ -196,7 +196,7 @@ def test_a_stream_goes_on_over_the_change_and_another_writes_it(
     with running(memory.start()) as query:
         wait_until(lambda: connector.spark.table("narrow").count() == 7 or query.exception() is not None, "all rows")
         write(connector, log, "id + 10000000000 as id, 'z' as name, 'z' as more", end=1)
-        with pytest.raises(StreamingQueryException, match="column id in entry .* as int32.* must begin again"):
+        with pytest.raises(StreamingQueryException, match="column id in entry .* as int32.* must be started again"):
             query.awaitTermination(240)
 
 

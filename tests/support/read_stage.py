@@ -76,7 +76,7 @@ class ReadBookie(ServedBookie):
     @property
     def answers_held(self) -> int:
         """Answers withheld since :attr:`silent` was set."""
-        return len(self._held)
+        return len(self.held)
 
     @property
     def waiting_polls(self) -> int:

@@ -31,6 +31,7 @@ def load(path: str, tmp_path: Path) -> tuple[BookieConfig, list[str]]:
     """The configuration on this host, whose name need not resolve."""
     conf = tmp_path / "bk_server.conf"
     text = (DEPLOY / path).read_text("utf-8")
+    text = re.sub("(?m)^advertisedAddress=.*$", "", text)
     conf.write_text(text + "\nadvertisedAddress=127.0.0.1\nallowLoopback=true\n")
     return load_config(str(conf))
 

@@ -235,7 +235,8 @@ async def test_barrier(tmp_path: Path, disk: FailingOs) -> None:
         assert passed == []
         block.release()
         await first
-        assert passed == ["first True"]
+        # The second group may be durable, too, before this goes on.
+        assert passed[0] == "first True"
         await second
         assert passed == ["first True", "second True"]
 

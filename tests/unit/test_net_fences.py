@@ -151,7 +151,7 @@ def test_a_recovery_goes_on_while_other_fences_wait(version: int) -> None:
             answer_bytes = len(await peer.body())
             bookie.new_ledgers_wait = True
             await other.send(fences(100, 10))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # fences that do not wait would have begun
             assert [*bookie.fences] == [1]
             await peer.send(fencing_read(1) * 3)
             assert [len(await peer.body()) for _ in range(3)] == [answer_bytes] * 3
