@@ -235,7 +235,7 @@ def test_the_metadata_are_restored_from_an_older_backup(tmp_path: Path) -> None:
         # Nothing of what was lost has left the bookies, and no new ledger can be taken for it.
         assert cluster.hosts[0].held() >= on_first
         cluster.run(enable)
-        cluster.wait_writable(cluster.hosts[:3])
+        cluster.wait_writable(cluster.hosts)
         more = write_ledgers(cluster.uri, *QUORUMS)
         assert min(more) > highest
         cluster.run(release, WORD=held[1])

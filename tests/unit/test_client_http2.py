@@ -290,7 +290,7 @@ def test_a_message_that_nobody_takes_is_watched_while_others_come_and_go() -> No
             connection = GrpcConnection("b:1", ConnectionLimits(silence_ms=100), made)
             add, read = connection.sending(), connection.sending()
             with add:
-                await asyncio.sleep(0.06)
+                await asyncio.sleep(0.06)  # most of the time that it may take
                 connection.heard()
                 with read:
                     await asyncio.sleep(0.06)  # the add is given more time meanwhile
