@@ -18,6 +18,8 @@ from bk_spark.settings.kinds import Kind, WrongValueError
 
 _BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 _MAX_OFFSET: Final = (1 << 63) - 1
+#: In a text of argparse, the value of an option that was shortened or misspelt.
+_SECRET: Final = re.compile(r"(--pass[\w-]*)=.*?(?= could match |$)", re.DOTALL)
 
 
 class ExitStatus(enum.IntEnum):
@@ -38,7 +40,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` with the name of the command, and exit with WRONG_COMMAND_LINE."""
-        self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        shown = _SECRET.sub(r"\1", message)
+        self.exit(ExitStatus.WRONG_COMMAND_LINE, f"{self.prog}: {shown} (see {self.prog} --help)\n")
 
 
 def argument(kind: Kind) -> Callable[[str], Any]:
