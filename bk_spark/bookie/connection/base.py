@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
@@ -13,19 +11,13 @@ from typing import Final
 
 from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
 from bk_spark.bookie.connection.send_queue import SendQueue
-from bk_spark.bookie.tls.reasons import reason_of
+from bk_spark.bookie.connection.transports import prepare, tls_problem
 from bk_spark.protocol.errors import BookieUnavailableError, TlsError, WireFormatError
 from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 
 _LOG = logging.getLogger(__name__)
 #: Frames of a login that a bookie may send before they are looked at.
 _MAX_LOGIN_FRAMES: Final = 4
-
-#: Why TLS may have ended.
-CLOSED_EARLY: Final = (
-    "the bookie closed it after the handshake, perhaps because it requires a certificate or does not accept this one "
-    "(tlsClientAuthentication); its log says why"
-)
 
 
 class FramedConnection(asyncio.BufferedProtocol, Connection):
@@ -108,22 +100,15 @@ class FramedConnection(asyncio.BufferedProtocol, Connection):
         """Prepare the socket. Called by the event loop, as the methods below."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        prepare(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let requests under way fail. If the bookie may have refused the certificate, they fail with TlsError."""
-        if self._refuses_certificate(exc) and not self.closed:
-            self._tls_problem = reason_of(exc) if isinstance(exc, ssl.SSLError) else CLOSED_EARLY
+        problem = tls_problem(self._transport, exc, has_heard=bool(self._heard_at))
+        if problem is not None and not self.closed:
+            self._tls_problem = problem
             _LOG.warning("the TLS connection to bookie %s broke: %s", self.bookie_id, self._tls_problem)
         self._lost()
-
-    def _refuses_certificate(self, exc: Exception | None) -> bool:
-        """Whether the bookie may have refused the client's certificate: with TLS 1.3 that comes after the handshake."""
-        is_tls = self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
-        return is_tls and (isinstance(exc, ssl.SSLError) or not self._heard_at)
 
     def pause_writing(self) -> None:
         """Keep further buffers in the queue. If the bookie stays silent for ``silence_ms`` meanwhile, it counts as

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections.abc import Callable
 from typing import Final
 
-from bk_spark.bookie.connection.base import CLOSED_EARLY
 from bk_spark.bookie.connection.client_tls import HTTP2_NAME
 from bk_spark.bookie.connection.http2.call import Call, CallError
 from bk_spark.bookie.connection.send_queue import SendQueue
-from bk_spark.bookie.tls.reasons import reason_of
+from bk_spark.bookie.connection.transports import prepare, tls_problem
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.http2.calls import UNAVAILABLE, Ended
 from bk_spark.protocol.wire.http2.connection import Http2
@@ -94,10 +91,7 @@ class Line(asyncio.BufferedProtocol):
         """Prepare the socket. Called by the event loop, as the methods below."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        prepare(transport)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != HTTP2_NAME:
             # RFC 9113, section 3.2. Such a peer may wait for ever.
@@ -108,13 +102,14 @@ class Line(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let calls fail. If the bookie may have refused the certificate, that is about TLS."""
-        is_tls = self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
-        reason = f"the connection broke: {exc}" if exc is not None else "the peer closed the connection"
-        # With TLS 1.3 a client learns after the handshake that its certificate is refused.
-        is_about_tls = is_tls and (isinstance(exc, ssl.SSLError) or not self._has_heard)
-        if is_about_tls:
-            reason = f"the TLS connection broke: {reason_of(exc) if isinstance(exc, ssl.SSLError) else CLOSED_EARLY}"
-        self._end(CallError(UNAVAILABLE, reason, is_about_tls=is_about_tls))
+        problem = tls_problem(self._transport, exc, has_heard=self._has_heard)
+        if problem is not None:
+            reason = f"the TLS connection broke: {problem}"
+        elif exc is not None:
+            reason = f"the connection broke: {exc}"
+        else:
+            reason = "the peer closed the connection"
+        self._end(CallError(UNAVAILABLE, reason, is_about_tls=problem is not None))
 
     def pause_writing(self) -> None:
         """Keep further bytes in the queue."""
