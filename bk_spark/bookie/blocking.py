@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Coroutine,
     Generator,
@@ -199,27 +198,10 @@ class BlockingClient:
     def recover_and_open(self, ledger_id: int, password: bytes = b"") -> BlockingReader:
         return BlockingReader(self._thread, self._run(self._client.recover_and_open(ledger_id, password)))
 
+    @documented_as(Client.recover_all)
     def recover_all(
         self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float
     ) -> tuple[dict[int, BookKeeperError], list[int]]:
-        """Fence and close many ledgers, 16 at the same time. A ledger that does not exist counts as done.
-
-        Parameters
-        ----------
-        ledger_ids
-            The ledgers, in the order in which to start them.
-        password
-            The password of all these ledgers.
-        timeout_s
-            Stop after this many seconds.
-
-        Returns
-        -------
-        failed : dict of int to BookKeeperError
-            The ledgers that failed, and why.
-        left : list of int
-            The ledgers that were not done in time.
-        """
         return self._run(self._client.recover_all(ledger_ids, password, timeout_s=timeout_s))
 
     @documented_as(Client.delete)
@@ -228,8 +210,7 @@ class BlockingClient:
 
     @documented_as(Client.list_ledgers)
     def list_ledgers(self) -> Iterator[int]:
-        batches = self._client.ledger_batches()
-        while (batch := self._run(_next(batches))) is not None:
+        for batch in self._thread.iterate(self._client.ledger_batches()):
             yield from batch
 
     @documented_as(Client.bookies)
@@ -413,7 +394,3 @@ class BlockingReader:
     @documented_as(ReadHandle.tail)
     def tail(self, from_entry: int, *, max_wait_ms: int | None = None) -> Generator[EntryBlock, None, None]:
         return self._thread.iterate(self._handle.tail(from_entry, max_wait_ms=max_wait_ms))
-
-
-async def _next(batches: AsyncIterator[list[int]]) -> list[int] | None:
-    return await anext(batches, None)

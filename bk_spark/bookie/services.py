@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -142,7 +142,7 @@ class ClusterServices:
         """See :meth:`LedgerStore.delete`."""
         await self._call(self._store.delete, ledger_id)
 
-    async def ledger_batches(self) -> AsyncIterator[list[int]]:
+    async def ledger_batches(self) -> AsyncGenerator[list[int], None]:
         """Yield the ids of all ledgers, ascending, as they are read from ZooKeeper."""
         batches = self._store.list_ledgers()
         while (batch := await self._call(next, batches, None)) is not None:

@@ -82,7 +82,6 @@ class WorkerCounters:
 
     repaired: int = 0
     failed_attempts: int = 0
-    last_reason: str = ""
 
 
 class _State(enum.Enum):
@@ -303,7 +302,6 @@ class ReplicationWorker:
         # It was marked when the repair began. The page with its mark may have been read before.
         self._still_marked.add(ledger_id)
         self.counters.failed_attempts += 1
-        self.counters.last_reason = f"ledger {ledger_id}: {reason}"
         self._actions.append(NoteReason(ledger_id, reason, attempts))
         resting = sum(held.state is _State.RESTING for held in self._held.values())
         if not self._may_begin or resting >= MAX_RESTING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -19,8 +19,6 @@ from bookie_server.net.native.shared import Shared
 _LOG: Final = logging.getLogger(__name__)
 #: The context of a call, as grpc.aio gives it.
 Context = Any
-#: A handler of a method with one request: takes the bytes of the request, returns those of the answer.
-Unary = Callable[[bytes, Context], Awaitable[bytes]]
 #: Calls under way of one connection. Further ones wait at the caller.
 MAX_CALLS_PER_CONNECTION: Final = 200
 #: A call with one request that is not answered in this time ends with the status DEADLINE_EXCEEDED.

@@ -102,11 +102,6 @@ class Http2:
         """Whether the peer takes another call at present."""
         return not self.is_leaving and len(self._calls) < self._peer.max_calls
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether calls are under way."""
-        return bool(self._calls)
-
     def begin(self, path: str, metadata: Iterable[tuple[str, bytes]] = ()) -> int:
         """Begin a call. Return its number. ``metadata`` are binary, so their names end with ``-bin``; they may be
         secrets."""
