@@ -23,12 +23,21 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.protocol.errors import BookKeeperError, CallerError, CorruptFileError, InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
+from bk_spark.settings.kinds import MAX_INT, WrongValueError, whole
 from bookie_server.local import DEFAULT_BOOKIES, MAX_BOOKIES, LocalCluster, certificates
 from bookie_server.stop_signals import StopRequestedError, ignore_signals, stop_on_signal
 
 #: How often ``local`` checks that its servers still run.
 _WATCH_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _whole(text: str) -> int:
+    """Parse a number. Its bounds are checked where it is used."""
+    try:
+        return int(whole(-MAX_INT, MAX_INT).parse(text))
+    except WrongValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 class ExitStatus(IntEnum):
@@ -77,18 +86,20 @@ def _parser() -> argparse.ArgumentParser:
         "local", help="run ZooKeeper and bookies on loopback ports until SIGTERM or Ctrl-C; data stays in DIR"
     )
     local.add_argument("--dir", required=True, metavar="DIR", help="directory of the cluster; made where missing")
-    local.add_argument("--bookies", type=int, metavar="N", help=f"default: as DIR has, or {DEFAULT_BOOKIES}")
-    local.add_argument("--zookeepers", type=int, choices=(1, 3), help="default: as DIR has, or 1")
-    local.add_argument("--base-port", type=int, default=0, metavar="PORT", help="first bookie port; default: free ones")
+    local.add_argument("--bookies", type=_whole, metavar="N", help=f"default: as DIR has, or {DEFAULT_BOOKIES}")
+    local.add_argument("--zookeepers", type=_whole, choices=(1, 3), help="default: as DIR has, or 1")
     local.add_argument(
-        "--zk-port", type=int, default=0, metavar="PORT", help="first ZooKeeper port; default: a free one"
+        "--base-port", type=_whole, default=0, metavar="PORT", help="first bookie port; default: free ones"
+    )
+    local.add_argument(
+        "--zk-port", type=_whole, default=0, metavar="PORT", help="first ZooKeeper port; default: a free one"
     )
     local.add_argument(
         "--tls", action="store_true", help="make certificates, and encrypt all connections to bookies; for a new DIR"
     )
     local.add_argument(
         "--http-port",
-        type=int,
+        type=_whole,
         default=0,
         metavar="PORT",
         help="first port of the page of the cluster, which each bookie serves; default: free ones",

@@ -115,4 +115,4 @@ def _with_port(server: str) -> str | None:
     host, colon, port = server.rpartition(":")
     if not colon or server.endswith("]"):
         return f"{server}:{_DEFAULT_PORT}" if server and not server.isspace() else None
-    return server if host and port.isdecimal() and 0 < int(port) < 65536 else None
+    return server if host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536 else None

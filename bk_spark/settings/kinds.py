@@ -16,6 +16,9 @@ _SIZE: Final = re.compile(r"([0-9]{1,19})\s*([kmg]?)b?", re.IGNORECASE)
 _SIZE_UNITS: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _DURATION: Final = re.compile(r"([0-9]{1,19})\s*(ms|s|m|min|h|d)", re.IGNORECASE)
 _DURATION_UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+#: Python also takes 31_81, +5 and digits of other scripts, and Apache's configuration 0x10: a typo more often than not.
+_WHOLE: Final = re.compile(r"-?[0-9]{1,40}", re.ASCII)
+_FRACTION: Final = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _NO_OFF: Final = object()
 
 
@@ -81,25 +84,33 @@ def whole(least: int = 0, most: int = MAX_INT, *, unit: int = 1, off: object = _
     off
         If given, every negative number means this value.
     """
-    return _number("a whole number", int, least, most, unit, off)
+    return _number("a whole number", _WHOLE, int, least, most, unit, off)
 
 
 def fraction(least: float = 0, most: float = 1, *, off: object = _NO_OFF) -> Kind:
     """Make the kind of a number that need not be whole. ``off`` as for :func:`whole`."""
-    return _number("a number", float, least, most, 1, off)
+    return _number("a number", _FRACTION, float, least, most, 1, off)
 
 
-def _number(what: str, parse: type[int] | type[float], least: float, most: float, unit: int, off: object) -> Kind:
+def _number(
+    what: str,
+    form: re.Pattern[str],
+    parse: type[int] | type[float],
+    least: float,
+    most: float,
+    unit: int,
+    off: object,
+) -> Kind:
     allowed, allowed_value = (
         f"{what} from {least} to {_bound(top)}" + ("" if off is _NO_OFF else ", or below 0: off")
         for top in (most, most * unit)
     )
 
     def parsed(text: str) -> Any:
-        try:
-            number = parse(text)
-        except ValueError:
-            raise WrongValueError(f"must be {allowed}") from None
+        text = text.strip()
+        if form.fullmatch(text) is None:
+            raise WrongValueError(f"must be {allowed}")
+        number = parse(text)
         if number < 0 and off is not _NO_OFF:
             return off
         if not least <= number <= most:

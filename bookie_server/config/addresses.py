@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import re
 import socket
 import struct
 from dataclasses import dataclass
 from typing import Final
 
+from bk_spark.protocol.metadata.registration import is_bookie_id
 from bookie_server.config.conf_file import ConfFile
 
 _SIOCGIFADDR: Final = 0x8915
-_BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,8 @@ def find_addresses(conf: ConfFile, port: int) -> BookieAddresses:
     ``allowLoopback``. Raises InvalidArgumentError if they give no address that others can reach."""
     host = _advertised_host(conf)
     bookie_id = conf.text("bookieId") or f"{host}:{port}"
-    if _BOOKIE_ID.fullmatch(bookie_id) is None or bookie_id.lower() == "readonly":
-        raise conf.error("bookieId", f"{bookie_id!r} is not a bookie id: use letters, digits and : ; < = > ? @ . _ -")
+    if not is_bookie_id(bookie_id):
+        raise conf.error("bookieId", f"{bookie_id!r} is not a bookie id: use letters, digits and : . _ -")
     interface = conf.text("listeningInterface")
     return BookieAddresses(bookie_id, host, _interface_address(conf, interface) if interface else "0.0.0.0")
 

@@ -223,7 +223,7 @@ def test_errors_are_one_line(metadata_service_uri: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["log", "read", "x", "--from", "-1"], "argument --from: '-1' must be a whole number, 0 or larger"),
+        (["log", "read", "x", "--from", "-1"], "argument --from: '-1' must be a whole number from 0 to 2⁶³ - 1"),
         (
             ["log", "read", "x", "--from-time", "tomorrow"],
             "argument --from-time: 'tomorrow' is not a time: give one",

@@ -88,6 +88,7 @@ def kept_signals() -> Iterator[None]:
             1,
             "--bookies must be from 1 to 64, not 0: without one",
         ),
+        (["local", "--bookies", "1_0", "--dir", "{dir}"], 2, "argument --bookies: '1_0' is not a whole number"),
         (["local", "--bookies", "1", "--zk-port", "70000", "--dir", "{dir}"], 1, "port 70000 is out of range"),
     ],
 )

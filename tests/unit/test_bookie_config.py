@@ -177,6 +177,8 @@ def test_a_journal_shared_with_ledgers_through_a_link_is_seen(tmp_path: Path) ->
         ("majorCompactionThreshold=1.5", "majorCompactionThreshold: '1.5' must be a number from 0 to 1"),
         ("bookieId=ReadOnly", "bookieId 'ReadOnly' is not a bookie id"),
         ("bookieId=a b", "bookieId 'a b' is not a bookie id"),
+        ("bookieId=..", "bookieId '..' is not a bookie id"),
+        ("bookiePort=31_81", "bookiePort: '31_81' must be a whole number"),
         ("allowLoopback=false", "advertisedAddress '127.0.0.1' is a loopback address"),
         ("advertisedAddress=no.such.host.invalid", "advertisedAddress 'no.such.host.invalid' does not resolve"),
         (f"advertisedAddress={'a' * 100}.org", "does not resolve"),

@@ -368,7 +368,8 @@ class TestRanges:
         ({"logs": "a,b,a"}, "names a twice"),
         ({"logPattern": "a("}, "is not a regular expression of Python"),
         ({"ledgerIds": "1,x"}, "must be ledger ids separated by commas"),
-        ({"ledgerIds": "1,-1"}, "has an id that is not from 0 to"),
+        ({"ledgerIds": "1,-1"}, "each must be a whole number from 0 to 2⁶³ - 1"),
+        ({"ledgerIds": "1,1_0"}, "must be ledger ids separated by commas"),
         ({"ledgerIds": "1,2,1"}, "names 1 twice"),
         (
             {"startingTimestamp": "yesterday"},

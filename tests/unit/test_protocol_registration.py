@@ -9,6 +9,7 @@ from bk_spark.protocol.metadata.registration import (
     NATIVE_PROTOCOL,
     BookieServiceInfo,
     Endpoint,
+    is_bookie_id,
     native_service_info,
 )
 from tests.support.fixtures import golden
@@ -62,3 +63,11 @@ def test_no_native_endpoint() -> None:
 def test_malformed(content: bytes) -> None:
     with pytest.raises(MetadataFormatError, match="b1:3181"):
         BookieServiceInfo.decode(content, "b1:3181")
+
+
+def test_ids_of_bookies_are_apaches() -> None:
+    """Apache's pattern has a range from ":" to "_". ZooKeeper takes no path with "." or ".."."""
+    taken = "".join(chr(code) for code in range(0x20, 0x180) if is_bookie_id(f"a{chr(code)}"))
+    assert taken == "-.0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_abcdefghijklmnopqrstuvwxyz"
+    assert not any(map(is_bookie_id, ("", ".", "..", "readonly", "ReadOnly", "a\n", "a/b", "a b", "\u0663")))
+    assert all(map(is_bookie_id, ("...", "readonly-1", "10.0.0.11:3181")))

@@ -23,6 +23,8 @@ from bk_spark.settings.kinds import (
 )
 from bk_spark.settings.setting import Setting, check_fields, declare, markdown_table, settings_of
 
+ODD_NUMBERS = ("31_81", "+5", "\u0663\u0661", "\uff15", "0x10", "5L", "1 000", "1,000", "- 5", "--5", "")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -40,6 +42,8 @@ class Config:
         (whole(-1, 5), "-1", -1),
         (fraction(), "1", 1.0),
         (fraction(off=0.0), "-0.5", 0.0),
+        (whole(), " 010\t", 10),
+        *((fraction(), text, 0.5) for text in ("0.5", ".5", " 5e-1 ", "0.05E+1")),
         (size(1, 2**40), "2 K", 2048),
         (duration(1, 10**9), "2min", 120_000),
         (BOOLEAN, " True ", True),
@@ -62,6 +66,11 @@ def test_texts_that_are_taken(kind: Kind, text: str, value: object) -> None:
         (whole(), "-1", "must be a whole number from 0 to 2³¹ - 1"),
         (whole(off=0), "x", "must be a whole number from 0 to 2³¹ - 1, or below 0: off"),
         (fraction(), "nan", "must be a number from 0 to 1"),
+        (fraction(), "1e-9999", "must be a number from 0 to 1"),
+        # Python takes these.
+        *((whole(), text, "must be a whole number from 0 to 2³¹ - 1") for text in ODD_NUMBERS),
+        *((fraction(0, 10_000), text, "must be a number from 0 to 10000") for text in ODD_NUMBERS),
+        (whole(), "9" * 5_000, "must be a whole number from 0 to 2³¹ - 1"),
         (size(10, 20), "9", "must be from 10 to 20 bytes"),
         (size(10, 20), "1x", "must be a number of bytes, or one with k, m or g"),
         (size(10, 20), "9" * 5_000, "must be a number of bytes, or one with k, m or g"),

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from bk_spark.bookie.passwords import password_in
+from bk_spark.protocol.metadata.registration import is_bookie_id
 from bk_spark.settings.kinds import Kind, WrongValueError
 
-_BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 _MAX_OFFSET: Final = (1 << 63) - 1
 #: In a text of argparse, the value of an option that was shortened or misspelt.
 _SECRET: Final = re.compile(r"(--pass[\w-]*)=.*?(?= could match |$)", re.DOTALL)
@@ -59,13 +59,13 @@ def argument(kind: Kind) -> Callable[[str], Any]:
 def offset(value: str) -> int:
     """Parse a log offset, an id or a number of things."""
     if not value.isascii() or not value.isdecimal() or int(value) > _MAX_OFFSET:
-        raise argparse.ArgumentTypeError(f"{value!r} must be a whole number, 0 or larger")
+        raise argparse.ArgumentTypeError(f"{value!r} must be a whole number from 0 to 2⁶³ - 1")
     return int(value)
 
 
 def bookie_id(value: str) -> str:
     """Parse a bookie id, such as ``10.0.0.11:3181``. Source: compatibility.md §3.4."""
-    if _BOOKIE_ID.fullmatch(value) is None or value.lower() in (".", "..", "readonly"):
+    if not is_bookie_id(value):
         raise argparse.ArgumentTypeError(f"{value!r} is not a bookie id: give one as bkctl bookies prints it")
     return value
 

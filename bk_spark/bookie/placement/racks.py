@@ -153,7 +153,7 @@ class Racks:
 def _host_in(name: str) -> str | None:
     """Return the host of a name of the form ``host:port``. None: it has another form."""
     host, colon, port = name.rpartition(":")
-    return host if colon and port.isdecimal() else None
+    return host if colon and port.isascii() and port.isdecimal() else None
 
 
 def rack_sources(

@@ -6,7 +6,9 @@ import re
 from typing import Final
 
 from bk_spark.log.positions.texts import check_list, parse_as_of, parse_positions, parse_time, parse_times
-from bk_spark.settings.kinds import MAX_LONG, Kind, WrongValueError
+from bk_spark.settings.kinds import MAX_LONG, Kind, WrongValueError, whole
+
+_LEDGER_ID: Final = whole(most=MAX_LONG)
 
 
 def _name_list(value: str) -> tuple[str, ...]:
@@ -21,11 +23,9 @@ def _name_list(value: str) -> tuple[str, ...]:
 def _ledger_list(value: str) -> tuple[int, ...]:
     """Parse ledger ids separated by commas."""
     try:
-        ids = tuple(int(one) for one in value.split(","))
-    except ValueError:
-        raise WrongValueError("must be ledger ids separated by commas") from None
-    if not all(0 <= one <= MAX_LONG for one in ids):
-        raise WrongValueError(f"has an id that is not from 0 to {MAX_LONG}")
+        ids = tuple(_LEDGER_ID.parse(one) for one in value.split(","))
+    except WrongValueError as wrong:
+        raise WrongValueError(f"must be ledger ids separated by commas; each {wrong}") from None
     check_list(ids)
     return ids
 

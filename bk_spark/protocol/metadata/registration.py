@@ -23,6 +23,15 @@ GRPC_ENDPOINT: Final = "grpc"
 GRPC_PROTOCOL: Final = "bk_spark.v1+grpc"
 _PORT: Final = re.compile("[0-9]{1,5}")
 _MAX_PORT: Final = 65_535
+#: Apache's pattern, with its range from ":" to "_": letters in upper case and : ; < = > ? @ [ \\ ] ^ _, too.
+_BOOKIE_ID: Final = re.compile(r"[a-zA-Z0-9:-_.\-]+", re.ASCII)
+#: The first is the parent of the read-only bookies. ZooKeeper takes no path with the others.
+_NO_BOOKIE_IDS: Final = ("readonly", ".", "..")
+
+
+def is_bookie_id(text: str) -> bool:
+    """Return whether a bookie may have this id, and a znode of this name."""
+    return _BOOKIE_ID.fullmatch(text) is not None and text.lower() not in _NO_BOOKIE_IDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,6 +357,13 @@ MUTATIONS: Final = (
         ("tests/fuzz/test_files.py::test_small_files_say_what_was_written[BOOKIE_STATUS]",),
     ),
     Mutation(
+        "Numbers are of the digits 0 to 9.",
+        "bk_spark/settings/kinds.py",
+        "if form.fullmatch(text) is None:",
+        "if form.fullmatch(text) is None and not text[-1:].isdecimal():",
+        ("tests/unit/test_settings.py::test_texts_that_are_refused",),
+    ),
+    Mutation(
         "A number in another unit is turned into milliseconds.",
         "bk_spark/settings/kinds.py",
         "return number * unit",
