@@ -235,8 +235,8 @@ class Client:
         password
             The password of all these ledgers.
         part_bytes
-            Join smaller batches until they have about so many bytes. The first ones are smaller, so that the caller has
-            something to do soon.
+            Join smaller batches until they have about this many bytes. The first ones are smaller, so that the caller
+            has something to do soon.
 
         Returns
         -------

@@ -213,7 +213,7 @@ class BookieConfig(CollectionConfig):
         "largeEntryMinBytes",
         "65536",
         whole(most=1 << 30, off=0),
-        "Entries of at least so many bytes are written to an entry log before they are acknowledged, and the journal "
+        "Entries of at least this many bytes are written to an entry log before they are acknowledged, and the journal "
         "only says where. 0: none. Not with `journalSyncData=false`.",
     )
     entry_log_direct_io: bool = key(

@@ -218,7 +218,7 @@ class _Check:
         return found
 
     def end_replacement(self, lost: Sequence[str]) -> None:
-        """Stamp lost directories for good. Nobody calls an entry absent that was lost."""
+        """Give lost directories their final stamp. Their ledgers are marked, so no lost entry is called absent."""
         for directory in lost:
             current = current_directory(directory)
             path = os.path.join(current, _VERSION_FILE)

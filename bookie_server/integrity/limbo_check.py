@@ -101,7 +101,7 @@ LimboResult = Whole | NotWhole | NothingToCheck
 LimboAction = ReadLedger | RecoverLedger | ReadState | ReadOwn | EndLimbo | RequestAction
 LimboEvent = LedgerFound | LedgerRecovered | StateFound | OwnFound | LimboEnded | RequestEvent
 _SINGLE_EVENTS: Final = (LedgerFound, LedgerRecovered, StateFound, OwnFound, LimboEnded)
-#: After so many problems of a ledger no more is copied for now.
+#: After this many problems with a ledger, no more of it is copied for now.
 _MOST_PROBLEMS: Final = 10
 #: Entries that are looked up at a time. One step compares them, in the event loop of a bookie that serves.
 ENTRIES_AT_ONCE: Final = 65_536

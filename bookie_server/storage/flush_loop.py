@@ -19,7 +19,7 @@ _MOST_PAUSED_S: Final = 2.5
 
 
 class FlushLoop:
-    """Runs the flushes of ``flusher`` and tells what becomes of them.
+    """Runs the flushes of ``flusher`` and reports how they end.
 
     Parameters
     ----------

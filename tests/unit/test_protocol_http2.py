@@ -380,7 +380,10 @@ WRONG = {
     "a promise": (settings() + frame(Kind.PUSH_PROMISE, 0, 1, bytes(9)), "promises"),
     "padding": (settings() + answered(1) + frame(Kind.DATA, Flag.PADDED, 1, b"\x09abc"), "more padding"),
     "padding of headers": (settings() + frame(Kind.HEADERS, Flag.PADDED, 1, b"\x09abc"), "more padding"),
-    "headers that are none": (settings() + frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\xff\xff\xff"), "are none"),
+    "headers that cannot be decoded": (
+        settings() + frame(Kind.HEADERS, Flag.END_HEADERS, 1, b"\xff\xff\xff"),
+        "cannot be decoded",
+    ),
     "headers without an end": (
         settings() + frame(Kind.HEADERS, 0, 1, bytes(30_000)) + frame(Kind.CONTINUATION, 0, 1, bytes(30_000)) * 2,
         "too many headers",

@@ -26,11 +26,11 @@ class SendQueue:
         self._buffers.extend(memoryview(buffer) for buffer in buffers)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop everything."""
         self._buffers.clear()
 
     def next_piece(self) -> memoryview:
-        """Take what is to be written next. There must be something."""
+        """Take the next piece to write. The queue must not be empty."""
         buffers = self._buffers
         piece = buffers.popleft()
         if len(piece) > _SEND_BYTES:

@@ -32,7 +32,8 @@ _RACES: Final = frozenset({"NodeExistsError", "NoNodeError", "BadVersionError"})
 def prove_and_change(zk: ZooKeeper, proof: str | None, operations: Sequence[TransactionOp]) -> None:
     """Apply all operations in one transaction, if the ephemeral znode ``proof`` exists.
 
-    Raises SessionLostError if it does not exist, else what :meth:`ZooKeeper.transaction` raises. None needs no proof.
+    Raises SessionLostError if it does not exist, else what :meth:`ZooKeeper.transaction` raises. With ``proof`` None
+    nothing is checked.
     """
     checked = () if proof is None else (CheckOp(proof, -1),)
     try:
@@ -91,7 +92,7 @@ def delete_empty_parents(zk: ZooKeeper, path: str, root: str) -> None:
     with contextlib.suppress(MetadataConflictError, MetadataUnavailableError):
         while len(path := path.rpartition("/")[0]) > len(root):
             found = zk.exists(path)
-            # A deletion in vain costs a transaction, too, which ZooKeeper writes to its disk.
+            # A deletion that fails costs a transaction, too, which ZooKeeper writes to its disk.
             if found is not None and found.children:
                 return
             if found is not None:

@@ -1,4 +1,4 @@
-"""How a session with ZooKeeper is opened: as whom, for whom its znodes are, and whether it is encrypted."""
+"""How a session with ZooKeeper is opened: its user, who may use its znodes, and whether it is encrypted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a session with ZooKeeper: who it is, whom its znodes are for, and whether its connection is encrypted.
+"""Settings of a session with ZooKeeper: its user, who may use its znodes, and whether its connection is encrypted.
 
 ZooKeeper's own names are used where it has them: those of its client's properties (ZooKeeper's administrator's guide,
 "Encryption, Authentication, Authorization Options"). ``zkEnableSecurity`` is BookKeeper's (compatibility.md §7.2).

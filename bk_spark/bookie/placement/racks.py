@@ -159,7 +159,7 @@ def _host_in(name: str) -> str | None:
 def rack_sources(
     zk: ZooKeeper, config: ClientConfig, *, znode: str | None = None
 ) -> list[RackTable | RackZnode | TopologyScript]:
-    """Return the sources in ``config``. An empty setting names none. ``znode``: in place of ``rackMappingZnode``."""
+    """Return the sources in ``config``. ``znode`` replaces ``rackMappingZnode``."""
     sources: list[RackTable | RackZnode | TopologyScript] = []
     if config.bookie_racks:
         sources.append(RackTable(parse_rack_table(config.bookie_racks)))

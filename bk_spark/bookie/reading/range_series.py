@@ -27,8 +27,8 @@ OpenLedger = Callable[[int], Awaitable[ReadHandle]]
 
 
 async def together(parts: AsyncGenerator[Payloads, None], part_bytes: int) -> AsyncGenerator[Payloads, None]:
-    """Join neighbouring ``parts`` until they have ``part_bytes``, the first ones less. An error comes after all entries
-    before it."""
+    """Join neighbouring ``parts`` until they have ``part_bytes``; the first ones are smaller. An error comes after all
+    entries before it."""
     held: list[Payloads] = []
     size_bytes, failure = 0, None
     enough_bytes = part_bytes // _FIRST_PART

@@ -110,7 +110,7 @@ class LedgerMarks:
             return Mark(tuple(dict.fromkeys(missing)), now_ms).encode()
         mark = self._decoded(ledger_id, found)
         merged = mark.with_missing(missing, now_ms)
-        # A content that cannot be parsed stays. It marks the ledger all the same.
+        # Content that cannot be parsed stays. The ledger is marked nevertheless.
         return found.data if merged is mark or mark.problem else merged.encode()
 
     def any_marks(self, watch: WatchCallback | None = None) -> bool:

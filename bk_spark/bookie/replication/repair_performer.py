@@ -63,7 +63,7 @@ _LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 #: What precedes each entry in a list of stored entries.
 _LENGTH_BYTES: Final = 4
-#: Waits until so many entries and bytes may be written.
+#: Waits until this many entries and bytes may be written.
 Throttle = Callable[[int, int], Awaitable[None]]
 
 

@@ -251,7 +251,7 @@ class UnderReplicationStore(LedgerMarks):
         if ledger_id in self._without_reason:
             return
         reason = reason_path(self.paths.root, ledger_id)
-        # A deletion in vain would cost a transaction, which ZooKeeper writes to its disk. Hardly any ledger has a note.
+        # A deletion that fails costs a transaction, which ZooKeeper writes to its disk. Hardly any ledger has a note.
         if self.zk.exists(reason) is not None:
             with contextlib.suppress(NoNodeError):
                 self.zk.delete(reason)

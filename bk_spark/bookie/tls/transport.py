@@ -22,7 +22,8 @@ Data = bytes | bytearray | memoryview
 
 
 class Steps(Protocol):
-    """Computes elsewhere what answers the first message of a client. That needs the private key."""
+    """Computes the answer to a client's first message outside of the event loop: it needs the private key, which costs
+    most."""
 
     def take(self, handshake: TlsTransport) -> None:
         """Call ``step`` in any thread, then ``stepped`` in the event loop."""
@@ -52,7 +53,7 @@ async def secure(
     context
         The certificates.
     buffer
-        Of ``BUFFER_BYTES``. Connections of one event loop may share it.
+        A buffer of ``BUFFER_BYTES`` bytes. Connections of one event loop may share it.
     server_hostname
         The host to find in the server's certificate. None: this is the server's side.
     timeout_s
@@ -227,7 +228,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 more = False
             if filled:
                 self._protocol.buffer_updated(filled)
-        self._flush()  # a change of keys has an answer
+        self._flush()  # a change of keys must be answered
 
     def _fail(self, error: ssl.SSLError) -> None:
         self._problem = error

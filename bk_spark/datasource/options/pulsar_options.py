@@ -1,4 +1,4 @@
-"""Options of reads of Pulsar's topics: which ones, where their metadata are, and what becomes of their values."""
+"""Options of reads of Pulsar's topics: which topics, where their metadata are, and how their values are read."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: The largest message, decompressed and joined from its chunks. Brokers accept entries of 5 MiB.
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
-#: Entries of so many bytes are decoded together: each call has a fixed cost.
+#: Entries of this many bytes are decoded together: each call has a fixed cost.
 _DECODED_BYTES: Final = 3 * 1024 * 1024 // 2
 _POSITION: Final = ("__ledgerId", "__entryId", "__batchIndex")
 _TIME: Final = "__publishTime"

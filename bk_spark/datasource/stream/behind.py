@@ -1,4 +1,4 @@
-"""How far a streaming read is behind, for people. Pure.
+"""How far a streaming read is behind, for display. Pure.
 
 It is part of what a query reports as the latest offset, which Spark shows in ``lastProgress`` and gives to listeners::
 

@@ -43,7 +43,7 @@ class LimitedReader(BaseReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def reportLatestOffset(self) -> JsonOffset | None:  # noqa: N802
-        """Return the known end, regardless of limits, and how far the planned batch is behind it. Only for people."""
+        """Return the known end, regardless of limits, and how far the planned batch is behind it. Only for display."""
         planner = self._planner
         latest = None if planner is None else planner.latest_known()
         if planner is None or latest is None:

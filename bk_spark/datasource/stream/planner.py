@@ -100,7 +100,7 @@ class StreamPlanner(ABC):
 
     @abstractmethod
     def _tell(self, begun: StreamOffset) -> None:
-        """Tell whom it concerns that everything before ``begun`` was read."""
+        """Tell the source that everything before ``begun`` was read."""
 
     def stop_at_present_end(self) -> None:
         """Return no offset beyond the present end from now on."""
@@ -120,8 +120,8 @@ class StreamPlanner(ABC):
             return self._reached
 
     def behind(self) -> dict[str, Any]:
-        """Return what is unread after the batch that :meth:`next` planned, by name. For people: what cannot be found
-        out is left out."""
+        """Return what is unread after the batch that :meth:`next` planned, by name. For display: what cannot be
+        determined is left out."""
         found: dict[str, Any] = {}
         if self._reached is None:
             return found
@@ -153,7 +153,7 @@ class StreamPlanner(ABC):
         return advanced(begun, waiting, ends)
 
     def latest_known(self) -> StreamOffset | None:
-        """Return the ends as last found, regardless of limits. None before the first look. For people."""
+        """Return the ends as last found, regardless of limits. None before the first look. For display."""
         if not self._known:
             return None
         return StreamOffset({name: Position(extent.identity, extent.end) for name, extent in self._known.items()})

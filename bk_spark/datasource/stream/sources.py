@@ -293,7 +293,7 @@ class Sources:
     def lookup(self) -> ColumnLookup:
         """Return how tasks find the columns of the query's schema, as the logs were when this run began to follow them.
 
-        Columns that a log gets later are none of the query's."""
+        Columns that are added to a log later are not part of the query."""
         if self._lookup is None:
             self._lookup = column_lookup(self._options, self._schema, self._logs.values())
         return self._lookup

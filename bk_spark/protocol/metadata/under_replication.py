@@ -189,7 +189,7 @@ class Mark:
     version
         The version of the znode.
     problem
-        Why the content cannot be parsed. A ledger with such a mark is marked all the same.
+        Why the content cannot be parsed. A ledger with such a mark is marked nevertheless.
     """
 
     missing: tuple[str, ...]

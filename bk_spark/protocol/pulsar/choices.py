@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class EncryptedPayloads(Enum):
-    """What becomes of encrypted messages."""
+    """What to do with encrypted messages."""
 
     FAIL = "fail"
     """They are an error."""
@@ -17,7 +17,7 @@ class EncryptedPayloads(Enum):
 
 
 class ValueErrors(Enum):
-    """What becomes of values that do not have the form of their schema."""
+    """What to do with values that do not have the form of their schema."""
 
     FAIL = "fail"
     """They are an error."""

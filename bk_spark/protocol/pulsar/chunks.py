@@ -17,7 +17,7 @@ _REMEMBERED: Final = 10_000
 #: What an open message costs beside its chunks, and the longest id of one. Ids are a producer's name and a number.
 _OPEN_COST_BYTES: Final = 1024
 _MAX_UUID_BYTES: Final = 4096
-#: All open messages together may have so many times the bytes that one may have.
+#: All open messages together may have this many times the bytes of the largest one allowed.
 _OPEN_TIMES: Final = 4
 
 

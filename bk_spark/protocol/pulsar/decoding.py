@@ -34,7 +34,7 @@ from bk_spark.protocol.pulsar.messages.words import PADDING_BYTES, Words
 from bk_spark.protocol.pulsar.topics.topic_names import TopicName
 from bk_spark.protocol.pulsar.transactions import ID_FIELDS, Position, TransactionId, TransactionMet, aborted_in
 
-#: A batch has about so many bytes of payload, and so many messages, unless one entry alone has more.
+#: A batch has at most about this many bytes of payload and this many messages, unless one entry alone has more.
 BATCH_BYTES: Final = 8 * 1024 * 1024
 BATCH_ROWS: Final = 32_768
 #: One message, without compression. Arrow's offsets have 32 bits, and the metadata lies beside it.
@@ -67,7 +67,7 @@ class MessageDecoder:
     max_message_bytes
         The most bytes of a batch or of a chunked message, decompressed.
     encrypted
-        What becomes of encrypted messages.
+        What to do with encrypted messages.
     aborted
         Transactions that were aborted: their messages make no rows. None if nothing is known of transactions.
     check_crc
@@ -181,7 +181,7 @@ class MessageDecoder:
             self._add_chunk(block, index)
 
     def leave_out(self, uuids: frozenset[bytes]) -> None:
-        """Drop the chunks of these messages, of which the first ones are nowhere.
+        """Drop the chunks of these messages, whose first chunks do not exist any more.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class MessageDecoder:
 
 
 class _Block:
-    """The entries of one call, and what their metadata says of how to read them."""
+    """The entries of one call, and what their metadata says about reading them."""
 
     def __init__(self, frames: EntryFrames, fields: Sequence[MetadataField]) -> None:
         self.frames = frames
@@ -326,7 +326,7 @@ class _Block:
         )
 
     def sizes(self) -> Int64s:
-        """How many bytes the payload of each entry has once it is restored, as far as its writer says."""
+        """How many bytes the payload of each entry has once it is restored, according to its writer."""
         claimed = self.metadata.signed(MetadataField.UNCOMPRESSED_SIZE)
         stored = self.frames.ends - self.frames.begins
         restored = np.where(self.compressed, np.clip(claimed, 0, MAX_MESSAGE_BYTES), stored)
@@ -345,7 +345,7 @@ class _Block:
 def _cuts(
     sizes: Int64s, most: int, other_sizes: Int64s | None = None, other_most: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """Yield ranges whose sizes do not exceed ``most`` together, nor the other sizes ``other_most``.
+    """Yield ranges in which the sizes add up to at most ``most``, and the other sizes to at most ``other_most``.
 
     A range has at least one element.
     """

@@ -125,7 +125,7 @@ def decode_values(
     read_as
         The schema of the column, such as the topic's newest. None if it is ``schema``.
     on_error
-        What becomes of values that do not have the form of the schema.
+        What to do with values that do not have the form of the schema.
 
     Returns
     -------

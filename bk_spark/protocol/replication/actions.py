@@ -198,7 +198,7 @@ class PacePassed:
 
 @dataclass(frozen=True, slots=True)
 class AskThrottle:
-    """Entries were read, and are to be written to so many ``targets``. Wait until that is allowed:
+    """Entries were read, and are to be written to ``targets`` bookies. Wait until that is allowed:
     :class:`ThrottlePassed`.
 
     ``paced_bytes`` is what the pace was asked for. The difference counts for the next batches.

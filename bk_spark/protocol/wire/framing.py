@@ -30,10 +30,10 @@ LENGTH_BYTES: Final = 4
 _U32: Final = struct.Struct(">I")
 #: From this many equal frames in a row, looking ahead with numpy is faster than stepping one by one.
 _UNIFORM_RUN: Final = 8
-#: A frame of up to so many chunks is expected to be followed by one of about its size. Of a larger one, the chunk that
-#: is moved is a small part.
+#: After a frame of up to this many chunks, another one of about its size is expected. When a larger frame begins,
+#: moving its first chunk costs little compared with the rest.
 _MOST_EXPECTED_CHUNKS: Final = 8
-#: By how much the next one may be larger: this part of it.
+#: The next one may be larger by one part in this many.
 _EXPECTED_MORE: Final = 8
 _COMMON_BYTES: Final = 256 * 1024
 #: This much of a large frame is received into the common buffer, and kept like any other incomplete frame.

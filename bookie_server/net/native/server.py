@@ -37,7 +37,7 @@ _LOOK_INTERVAL_S: Final = 0.5
 _CLOSED_AT_ONCE: Final = 2
 #: How long peers may take to read their last answers.
 _HANG_UP_TIMEOUT_S: Final = 5.0
-#: One in so many refused connections is logged.
+#: One in this many refused connections is logged.
 _TELL_EVERY: Final = 1000
 
 

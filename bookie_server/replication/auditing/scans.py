@@ -1,8 +1,8 @@
 """The auditor's scans of all ledgers, as generators (compatibility.md §6.4, §6.5).
 
-A scan reads page after page, at most so many znodes a second, and keeps no more than a page. A ledger is reported, and
-does not stop the scan, if its metadata cannot be read or its copies cannot be judged. Every mark carries the auditor's
-vote as proof, so an auditor that lost its session marks nothing.
+A scan reads page after page, at a limited number of znodes a second, and keeps no more than a page. A ledger is
+reported, and does not stop the scan, if its metadata cannot be read or its copies cannot be judged. Every mark carries
+the auditor's vote as proof, so an auditor that lost its session marks nothing.
 """
 
 from __future__ import annotations

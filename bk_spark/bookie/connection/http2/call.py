@@ -16,8 +16,8 @@ Metadata = Iterable[tuple[str, bytes]]
 
 
 class CallError(Exception):
-    """A call has failed: one of gRPC's statuses, and why. With ``is_about_tls`` TLS is the reason. With ``is_unseen``
-    the peer has not looked at the call."""
+    """A call has failed: one of gRPC's statuses, and why. ``is_about_tls``: TLS is the reason. ``is_unseen``: the peer
+    has not looked at the call."""
 
     def __init__(self, status: str, reason: str, *, is_about_tls: bool = False, is_unseen: bool = False) -> None:
         super().__init__(f"{status}: {reason}")
@@ -37,7 +37,7 @@ class CallLine(Protocol):
         """Whether the transport has taken everything."""
 
     def feed(self) -> None:
-        """Write what is to be sent, as far as the transport takes it."""
+        """Write as much of what is to be sent as the transport takes."""
 
     def cancel(self, number: int) -> None:
         """The caller has left."""
@@ -64,7 +64,7 @@ class Call:
         self._waiting: list[asyncio.Future[None]] = []
 
     async def write(self, message: Buffer, *, ends: bool = False) -> None:
-        """Send a message, with ``ends`` the last one. Waits until the transport has taken it. Raises CallError."""
+        """Send a message, and wait until the transport has taken it. ``ends``: it is the last one. Raises CallError."""
         try:
             await self._write(memoryview(message), ends=ends)
         finally:
@@ -134,12 +134,12 @@ class Call:
         return self._end is not None
 
     def on_begun(self, line: CallLine, number: int) -> None:
-        """It has a connection now."""
+        """Note that the call has a connection now."""
         self._line, self._number = line, number
         self.wake()
 
     def on_event(self, event: Event) -> None:
-        """Something has come for it."""
+        """Handle what the peer has sent."""
         match event:
             case Message():
                 self._messages.append(event.data)
@@ -150,7 +150,7 @@ class Call:
         self.wake()
 
     def fail(self, error: CallError) -> None:
-        """It has ended."""
+        """End the call, unless it has ended."""
         if self._end is None:
             self._end = error
         self.wake()
@@ -162,7 +162,7 @@ class Call:
         await future
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Let everybody who waits in :meth:`changed` look again."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

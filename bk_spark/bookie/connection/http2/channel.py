@@ -22,18 +22,18 @@ ConnectTo = Callable[[asyncio.BufferedProtocol], Awaitable[None]]
 
 
 class Channel:
-    """Calls of one bookie. ``connect`` connects a protocol to it.
+    """Calls of one bookie.
 
     Parameters
     ----------
     connect
-        Raises OSError, TlsError.
+        Connects a protocol to the bookie. Raises OSError, TlsError.
     authority
         Host and port.
     is_secure
         Whether connections are inside TLS.
     max_message_bytes
-        Of an answer.
+        The largest answer that is accepted.
     """
 
     def __init__(self, connect: ConnectTo, authority: str, *, is_secure: bool, max_message_bytes: int) -> None:
@@ -125,12 +125,12 @@ class Channel:
             if line.takes_calls:
                 self._line = line
             else:
-                # Not once more: a peer that closes each connection would be called for ever.
+                # No further attempt: a peer that closes each connection would be called for ever.
                 problem = line.why_lost
         except TlsError as error:
             problem = CallError(UNAVAILABLE, error.message, is_about_tls=True)
         except (OSError, ValueError) as error:
-            # ValueError: a host that is no name.
+            # A host that is not a valid name raises ValueError.
             problem = CallError(UNAVAILABLE, f"cannot connect: {error!r}")
         finally:
             if self._line is not line:

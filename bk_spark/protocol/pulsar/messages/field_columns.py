@@ -1,10 +1,10 @@
 """Fields of many protobuf messages at once, as columns. Source: protobuf's encoding.
 
-All messages lie in one buffer. Those that are laid out as the first one (``layouts``) are read at once, if they are
-most. For the others a step reads one field of each message that has more: eight bytes from where the message is, hence
-the tag and the number or length after it, for all messages in a few operations of numpy. So the steps are as many as
-the fields of the largest message, and there is no object per message. The few messages with far more fields than the
-others are finished one by one.
+All messages lie in one buffer. If most of them have the layout of the first one (``layouts``), those are read at once.
+The others are read in steps. A step reads the next field of each message: its tag, and the number or length after the
+tag, from eight bytes. It does so for all messages in a few operations of numpy. So there are as many steps as the
+largest message has fields, and there is no object per message. The few messages with far more fields than the others
+are finished one by one.
 
 A malformed message is marked, never an error here: the caller knows whose it is. Unknown fields are skipped.
 """
@@ -23,14 +23,15 @@ from bk_spark.protocol.pulsar.fields import FieldError, varint_at
 from bk_spark.protocol.pulsar.messages.layouts import Layout, layout_of
 from bk_spark.protocol.pulsar.messages.words import UInt64s, Words, end_of, varint_ends, varints, without_tops
 
-#: From this step on, so few messages are finished one by one: a step costs as much as about as many of them.
+#: After this many steps, at most this many messages that are left are finished one by one: a step costs about as much
+#: as finishing that many.
 _LONG_STEPS: Final = 16
 _FEW_MESSAGES: Final = 64
 #: Messages are compared with the first one if at most this fraction of them differs. The steps for the others cost
-#: about as much, however few these are.
+#: about the same, however few they are.
 _OTHERS: Final = 8
 
-#: Messages read together. Columns of so few stay in the processor's cache, and their memory is used again.
+#: Messages read together. Columns of this length stay in the processor's cache, and their memory is reused.
 _BLOCK: Final = 4096
 _NOTHING: Final = np.uint64(0)
 _LOW: Final = np.uint64(0x7F)

@@ -26,7 +26,7 @@ class CopyLimits:
         The intended size of a batch. If its entries turn out larger, an answer to a batch read has at most twice the
         bytes, and the rest is read again.
     pending_bytes
-        No further batch is read while so many bytes are not yet acknowledged. Adds of other clients wait behind these
+        No further batch is read while this many bytes are not yet acknowledged. Adds of other clients wait behind these
         bytes in the journal of a bookie.
     fragment_bytes
         What a fragment counts for in the pace besides its entries: checks, and changes of metadata, marks and locks.
@@ -53,7 +53,7 @@ class CopyLimits:
         return self.batches if average_bytes else 1
 
     def entries_at_once(self, average_bytes: float) -> int:
-        """Return the entries of a batch, if an entry has so many bytes. 0: unknown."""
+        """Return the number of entries in a batch if an entry has ``average_bytes`` bytes (0: unknown)."""
         if not average_bytes:
             return min(_FIRST_ENTRIES, self.batch_entries)
         return max(1, min(self.batch_entries, int(self.batch_bytes / average_bytes)))

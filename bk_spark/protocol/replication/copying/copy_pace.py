@@ -1,9 +1,10 @@
 """How fast a process copies beside other clients of the bookies.
 
-A bookie that has much to do answers everybody late: the worker that copies, and the clients that write meanwhile. So
+A busy bookie answers everybody late: the worker that copies, and the clients that write meanwhile. So
 the worker measures its own requests. The time of a request at rest is the shortest time that one of its kind has taken.
-If more than a few requests take much longer, fewer bytes are copied per second, whoever the cause is. Otherwise more
-are. So requests of a worker hardly ever wait in the queues of bookies, where they would let requests of clients wait.
+If more than a few requests take much longer, fewer bytes are copied per second, whoever causes the delay. Otherwise the
+pace rises. So requests of a worker hardly ever wait in the queues of bookies, where they would let requests of clients
+wait.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import Final
 #: Answers after which the pace is decided anew, and the time that must have passed, too.
 _PERIOD_ANSWERS: Final = 64
 _PERIOD_MS: Final = 100.0
-#: An answer is late if it took so many times what it takes at rest.
+#: An answer is late if it took this many times as long as at rest.
 _LATE: Final = 2.5
-#: Copies get slower if more than one answer of so many is late. With half of them, clients' slowest adds took 2.4 times
-#: as long as without copies.
+#: Copies get slower if more than one in this many answers is late. With half of them, clients' slowest adds took 2.4
+#: times as long as without copies.
 _ONE_LATE_OF: Final = 20
 #: What a decision multiplies the pace by.
 _FASTER: Final = 1.1
 _SLOWER: Final = 0.8
-#: What was not copied may be made up, up to so many bytes. While a worker changes a ledger's metadata, it copies
-#: nothing.
+#: Up to this many bytes that could have been copied, and were not, may be copied later. While a worker changes a
+#: ledger's metadata, it copies nothing.
 _CREDIT_BYTES: Final = 256 * 1024
 #: What requests take at rest is forgotten after one to two of these times: bookies and networks change.
 _MEMORY_MS: Final = 300_000.0
@@ -33,7 +34,7 @@ _MOST_KINDS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """A request of a copy to a bookie: a ``write`` or a read of so many entries and bytes.
+    """A request of a copy to a bookie: a write or a read, with the number of entries and of bytes.
 
     Like requests go to one bookie, are all writes or all reads, and have the same number of entries and bytes up to a
     factor of two.
@@ -86,7 +87,8 @@ class CopyPace:
         return max(0.0, begin_ms - now_ms)
 
     def settle(self, size_bytes: int) -> None:
-        """Correct what was taken: a batch turned out to have so many bytes more, or less if it is negative."""
+        """Correct what was taken: a batch turned out to have this many more bytes, or fewer if the number is
+        negative."""
         if self._least > 0:
             self._paid_until_ms += size_bytes * 1000 / self.bytes_per_s
 

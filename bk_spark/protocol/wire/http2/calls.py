@@ -31,7 +31,7 @@ _STATUSES: Final = (
     INTERNAL, UNAVAILABLE, "DATA_LOSS", UNAUTHENTICATED,
 )  # fmt: skip
 _BY_NUMBER: Final = {b"%d" % number: status for number, status in enumerate(_STATUSES)}
-#: What an answer of HTTP means that is none of gRPC, and what the end of a stream means.
+#: The statuses for HTTP answers that are not gRPC's, and for streams that end early.
 _OF_HTTP: Final = {
     b"400": INTERNAL, b"401": UNAUTHENTICATED, b"403": "PERMISSION_DENIED", b"404": UNIMPLEMENTED,
     b"429": UNAVAILABLE, b"502": UNAVAILABLE, b"503": UNAVAILABLE, b"504": UNAVAILABLE,
@@ -158,7 +158,7 @@ def _space_for(prefix: bytes, max_message_bytes: int) -> memoryview:
 
 
 def problem_of(fields: dict[bytes, bytes]) -> tuple[str, str] | None:
-    """Return status and reason if the first headers of an answer are none of gRPC."""
+    """Return status and reason if the first headers of an answer are not gRPC's."""
     status = fields.get(b":status", b"")
     if status == b"200" and fields.get(b"content-type", b"").startswith(b"application/grpc"):
         return None

@@ -111,7 +111,7 @@ class IncomingHeaders:
         try:
             fields = {bytes(name): bytes(value) for name, value in self._decoder.decode(bytes(block), raw=True)}
         except HPACKError as error:
-            raise WireFormatError(f"headers that are none ({type(error).__name__})") from None
+            raise WireFormatError(f"headers that cannot be decoded ({type(error).__name__})") from None
         return Headers(stream, fields, bool(flags & Flag.END_STREAM))
 
 

@@ -156,7 +156,7 @@ class Greeting:
             on_early_login(found)
 
     async def _look(self, wanted: int) -> bytes:
-        """Wait for so many bytes, or the end. Return what there is without taking it."""
+        """Wait for this many bytes, or the end. Return what has arrived, and leave it in the socket."""
         loop, fd = asyncio.get_running_loop(), self._socket.fileno()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
         readable = asyncio.Event()

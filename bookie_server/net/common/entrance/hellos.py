@@ -99,5 +99,5 @@ class Hellos:
 
 
 def late(due_s: dict[Newcomer, float], now_s: float, most: int) -> list[Newcomer]:
-    """Return those whose time is over, at most so many. ``due_s`` is in the order of the times."""
+    """Return at most ``most`` of those whose time is over. ``due_s`` is in the order of the times."""
     return list(islice(takewhile(lambda newcomer: due_s[newcomer] <= now_s, due_s), most))

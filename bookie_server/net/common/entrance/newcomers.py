@@ -176,7 +176,7 @@ class Newcomers:
         Given the first bytes of a newcomer, at most ``LOOKED_AT_BYTES``: how many there must be before ``spoke`` is
         called. None: one.
     most_ready
-        While so many have sent something and wait for their turn, others wait in the kernel. None: they do not.
+        While this many have sent something and wait for their turn, others wait in the kernel. None: no limit.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class Newcomers:
         if first and wait.wanted_bytes is not None:
             wanted = wait.wanted_bytes(first)
             is_whole = len(first) >= wanted or _received_bytes(connected) >= wanted
-            # The kernel reports the socket again when so many have arrived, or when the peer hangs up.
+            # The kernel reports the socket again when that many have arrived, or when the peer hangs up.
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if is_whole else wanted)
             if not is_whole:
                 if not _has_hung_up(connected):
