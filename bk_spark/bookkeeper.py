@@ -245,7 +245,7 @@ class BookKeeper:
             The name of the log.
         schema
             The columns of an ``arrow`` log: a ``pyarrow.Schema``, or Arrow, pandas or polars data that has the columns.
-            Every column may hold nulls, whatever is said here. Without it the log is ``raw``.
+            Every column may hold nulls, even if the schema says otherwise. Without it the log is ``raw``.
         quorum
             Ensemble size, write quorum and ack quorum of the log's ledgers.
         digest_type

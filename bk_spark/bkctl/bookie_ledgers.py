@@ -1,4 +1,4 @@
-"""The ledgers that name given bookies, and what of them would have to be copied."""
+"""Finds the ledgers that name given bookies, and how much of each would have to be copied."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BookieLedger:
     @classmethod
     def of(cls, ledger_id: int, metadata: LedgerMetadata, bookies: frozenset[str]) -> BookieLedger | None:
         """Return None if the ledger names none of the bookies."""
-        # Of an open fragment, nothing is known here.
+        # How many entries an open fragment has is not known here.
         fragments = fragments_of(metadata, metadata.last_segment.first_entry_id - 1)
         entries, named = 0, False
         for fragment in fragments:

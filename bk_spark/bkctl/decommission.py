@@ -24,7 +24,7 @@ from bk_spark.bookie.replication.under_replication_store import UnderReplication
 from bk_spark.protocol.errors import InvalidArgumentError, MetadataFormatError
 from bk_spark.settings.kinds import whole
 
-#: Ledgers are looked at with at least this pause, and for at most this share of the time.
+#: Ledgers are checked again after at least this pause, and checks take at most this share of the time.
 _PAUSE_S: Final = 1.0
 _SHARE: Final = 0.2
 #: The auditor is asked again after this time, if it has not marked all ledgers.
@@ -174,7 +174,8 @@ class _Wait:
         ]
 
     def _some_unmarked(self) -> bool:
-        """Whether some ledger is not marked yet. An auditor that was elected after the request does not know of it."""
+        """Whether some ledger is not marked yet. An auditor that was elected after the request does not know about
+        it."""
         pages = (self._ids[start : start + MARKS_PER_PAGE] for start in range(0, len(self._ids), MARKS_PER_PAGE))
         paths = ([self._store.paths.mark(ledger_id) for ledger_id in page] for page in pages)
         return any(None in self._store.zk.get_many(page).values() for page in paths)

@@ -111,7 +111,7 @@ def recover_ledgers(
     *,
     targets: frozenset[str] | None = None,
 ) -> list[RecoveredLedger]:
-    """Recover ledgers and show the progress. Print what became of each, unless JSON is wanted."""
+    """Recover ledgers and show the progress. Print the outcome of each, unless JSON is wanted."""
     settings = RecoverySettings(
         bookies,
         registered_too=options.force,

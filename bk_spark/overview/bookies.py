@@ -1,4 +1,4 @@
-"""The bookies: those that have registered, or ever had, with what each says over HTTP."""
+"""Collects the bookies that are or were registered, and what each reports over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bk_spark.overview.http_call import HttpCaller, NoAnswerError
 from bk_spark.protocol.errors import BookieUnavailableError, MetadataFormatError
 from bk_spark.protocol.metadata.registration import NATIVE_PROTOCOL, BookieServiceInfo, Endpoint
 
-#: Bookies that are shown and asked over HTTP, at most, and how long all of them together are waited for.
+#: The most bookies that are shown and asked over HTTP, and how long the answers of all together may take.
 MAX_SHOWN: Final = 200
 _ASK_ALL_S: Final = 5.0
 _THREADS: Final = 16
@@ -51,7 +51,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one bookie said. ``counts`` are its counters at ``at_s``."""
+    """What one bookie reported. ``counts`` are its counters at ``at_s``."""
 
     at_s: float
     counts: Mapping[str, float]
@@ -169,7 +169,7 @@ class Bookies:
         if before is not None and 0 < said.at_s - before.at_s <= RATES_OVER_S:
             for name, count in said.counts.items():
                 grown = count - before.counts.get(name, count + 1)
-                # A counter that fell is one of a process that was started again.
+                # A counter that fell belongs to a process that was restarted.
                 record[name] = round(grown / (said.at_s - before.at_s), 3) if grown >= 0 else None
         return record
 

@@ -11,12 +11,13 @@ from bk_spark.protocol.errors import MetadataFormatError
 from bk_spark.protocol.metadata import ledger_metadata
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 
-#: Ledgers that are listed, at most, and for how long. Ids far apart, which clients choose, have a znode each to list.
+#: The most ledgers that are listed, and the time for it. Clients may choose ids that are far apart: each of them is in
+#: a znode of its own.
 MAX_LISTED: Final = 100_000
 _LIST_S: Final = 5.0
 #: Metadata that one collection reads.
 MAX_READ: Final = 5_000
-#: A list takes long, so it is used for this time.
+#: Listing takes long, so a list is used for this time.
 _LIST_FOR_S: Final = 20.0
 
 

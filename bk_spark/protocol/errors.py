@@ -194,7 +194,7 @@ class TlsError(BookieUnavailableError):
 
 class LoginError(BookieUnavailableError):
     """There is no connection to the bookie, because it refuses the login, or does not prove who it is. The message says
-    what is known of the reason. Apache's client uses the code -102."""
+    what is known about the reason. Apache's client uses the code -102."""
 
 
 class BookieTimeoutError(PeerError):

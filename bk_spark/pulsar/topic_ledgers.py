@@ -1,7 +1,7 @@
 """Reads what is readable of topics: their lists of ledgers, and the last add confirmed of the open ones.
 
-The open ledger is opened without recovery, which would fence it under the hands of its broker. What it has beyond its
-last add confirmed is not promised, so it is not read. See docs/design/pulsar.md §3.2.
+The open ledger is opened without recovery, which would fence it while its broker writes to it. Entries beyond its last
+add confirmed are not promised, so they are not read. See docs/design/pulsar.md §3.2.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOG: Final = logging.getLogger(__name__)
 #: Seconds between two requests for the end of an open ledger. The second applies after an unanswered request.
 _LAC_S: Final = 0.05
 _LAC_RETRY_S: Final = 1.0
-#: An open ledger that hides entries for so long has a writer that does not tell its end.
+#: If an open ledger hides entries for this long, its writer does not publish its end.
 _HIDDEN_S: Final = 3.0
-#: Assumed bytes of an entry where neither a ledger before nor the bookies tell.
+#: The assumed size of an entry if neither an earlier ledger nor the bookies tell it.
 _ENTRY_BYTES: Final = 1024
 #: Topics opened at the same time.
 _AT_ONCE: Final = 16
-#: Attempts in a row to read a list whose last ledger goes meanwhile.
+#: Attempts in a row to read a list whose last ledger is dropped meanwhile.
 _MAX_LOOKS: Final = 5
 #: Topics that a warning names.
 _SHOWN: Final = 5
@@ -76,7 +76,7 @@ class FollowedTopic:
         self._ask_at = 0.0
         #: Entries and bytes of the tail when its size was last asked for.
         self._sample = (0, 0)
-        #: The end at which the open ledger stands, and since when. Whether it was said that it hides entries.
+        #: The end at which the open ledger stands, and since when. Whether users were warned that it hides entries.
         self._stands: tuple[int, float] | None = None
         self._said = False
 
@@ -130,7 +130,7 @@ class FollowedTopic:
         try:
             self._count(latest=False)
         except NoSuchLedgerError:
-            # The list, which is read soon, will say what became of it.
+            # The list, which is read soon, will say what happened to it.
             self._version, self._tail = None, None
 
     def _take(self, znode: Znode | None) -> None:
@@ -181,9 +181,9 @@ class FollowedTopic:
             self._ask_at = self._clock() + _LAC_RETRY_S
 
     def hides(self, *, now: bool = False) -> bool:
-        """Whether the open ledger has entries that its broker does not tell readers of. True once at most.
+        """Whether the open ledger has entries that its broker does not announce to readers. True once at most.
 
-        ``now``: do not see first whether the end stands still for some seconds."""
+        ``now``: do not wait until the end has stayed the same for some seconds."""
         tail = self._tail
         if self._said or tail is None or tail.metadata.state is LedgerState.CLOSED:
             return False

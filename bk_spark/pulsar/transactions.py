@@ -1,4 +1,4 @@
-"""Finds out what became of the transactions of a topic.
+"""Finds out which transactions of a topic were committed, and which were aborted.
 
 The outcome of a transaction is a marker after its messages, so only a pass over the entries tells. Like the broker,
 this source shows no message from the first one of an undecided transaction on. A topic whose namespace has no system
@@ -83,7 +83,7 @@ class TransactionWatch:
                 self._next = Position(error.ledger_id + 1, 0)
 
     def forget(self, before: Position) -> None:
-        """Forget what became of transactions whose messages are all before a position."""
+        """Forget transactions whose messages are all before a position."""
         self._scan.forget(before)
 
     def end(self, numbers: EntryNumbers) -> int:

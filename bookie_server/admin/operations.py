@@ -74,7 +74,7 @@ class BookieOperations:
     # --- garbage collection ------------------------------------------------------------------------
 
     def collect(self, *, major: bool | None, minor: bool | None) -> None:
-        """Begin a collection now. ``major``, ``minor``: whether it compacts. None: as is due."""
+        """Begin a collection now. ``major``, ``minor``: whether it compacts. None: if that is due."""
         try:
             self.actions.collection.force(major=major, minor=minor)
         except CollectionRefusedError as error:
@@ -85,7 +85,7 @@ class BookieOperations:
         return [(brake, brake.stopped) for brake in self.actions.collection.brakes if brake.stopped is not None]
 
     def release(self, word: object) -> tuple[CollectionBrake, StoppedCollection]:
-        """Release the stopped collection with this word."""
+        """Release the stopped collection whose confirmation word is ``word``."""
         if not isinstance(word, str) or not word:
             raise HttpError(
                 HTTPStatus.BAD_REQUEST, 'the word is missing; GET this path for the word, then PUT {"word": "…"}'

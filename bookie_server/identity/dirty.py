@@ -36,7 +36,7 @@ _IF_DAMAGED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run that did not stop in order, or is under way. ``synced``: it synced its journals before it answered.
+    """A run that was not shut down cleanly, or is under way. ``synced``: it synced its journals before it answered.
     ``boot_id``: of the kernel that it ran on, "" if unknown."""
 
     synced: bool
@@ -106,7 +106,7 @@ def may_have_lost(directories: Sequence[str]) -> bool:
 
 
 def is_dirty(directories: Sequence[str]) -> bool:
-    """Whether a directory is marked: its bookie runs, or did not stop in order. One is enough."""
+    """Whether a directory is marked: its bookie is running, or was not shut down cleanly. One is enough."""
     return any(os.path.lexists(os.path.join(directory, _NAME)) for directory in directories)
 
 

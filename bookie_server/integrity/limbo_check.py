@@ -40,7 +40,7 @@ from bk_spark.protocol.replication.problems import fragment_problem, summary, wh
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Find out what this bookie knows of the ledger: :class:`StateFound`."""
+    """Find out what this bookie knows about the ledger: :class:`StateFound`."""
 
 
 @dataclass(frozen=True, slots=True)

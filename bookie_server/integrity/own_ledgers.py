@@ -31,7 +31,7 @@ class OwnLedgers:
         return await asyncio.to_thread(self._in_limbo)
 
     async def state(self, ledger_id: int) -> StateFound:
-        """Return what is known of the ledger. Raises CorruptFileError, OSError."""
+        """Return what is known about the ledger. Raises CorruptFileError, OSError."""
         descriptor = self._storage.descriptors.get(ledger_id)
         if descriptor is None:
             return StateFound(False, False)

@@ -57,7 +57,8 @@ class ProblemKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a file, or with consecutive entries of a ledger; then ``text`` is of the first of them."""
+    """Something wrong with a file, or with consecutive entries of a ledger; then ``text`` is about the first of
+    them."""
 
     kind: ProblemKind
     path: str

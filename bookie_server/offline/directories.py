@@ -84,8 +84,8 @@ class BookieDirectories:
         return directories
 
     def was_stopped_uncleanly(self) -> bool:
-        """Whether a ledger directory says that the bookie runs or did not stop in order. Its newest entries may be only
-        in the journal then. Raises InvalidArgumentError."""
+        """Whether a ledger directory says that the bookie is running or was not shut down cleanly. Its newest entries
+        may be only in the journal then. Raises InvalidArgumentError."""
         return is_dirty(self.current(DirectoryKind.LEDGER))
 
 

@@ -1,7 +1,7 @@
 """A temporary memory of ledgers that were fenced and then removed from this bookie.
 
-A fenced writer that does not know of the fence must not recreate a removed ledger with its next add (compatibility.md
-§5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may recreate it.
+A fenced writer that does not know about the fence must not recreate a removed ledger with its next add
+(compatibility.md §5.11: Apache's bookie remembers for seven days). Adds of recovery and re-replication may recreate it.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def test_truncated_and_empty_indexes(damaged: StoppedBookie, run: Run) -> None:
     (damaged.directory / "ledgers1" / "current" / "DIRTY").touch()
     status, _, error = run("localconsistencycheck", *damaged.conf)
     assert status == 0
-    assert "the bookie did not stop in order, or it runs" in error
+    assert "the bookie was not shut down cleanly, or it is running" in error
 
 
 def test_a_ledger_without_an_index_file(damaged: StoppedBookie, run: Run) -> None:

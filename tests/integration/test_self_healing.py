@@ -1,4 +1,4 @@
-"""Lost bookies are repaired without a person: real processes, with auditor and worker inside the bookies."""
+"""Lost bookies are repaired automatically: real processes, with auditor and worker inside the bookies."""
 
 from __future__ import annotations
 

@@ -227,4 +227,4 @@ def test_a_bookie_of_apaches_that_was_killed(
     (volume,) = shelf.volumes
     assert [found[volume.ledger_id, n] for n in range(len(volume.payloads))] == [p.decode() for p in volume.payloads]
     assert main(["localconsistencycheck", *both.bookie.conf]) == 0
-    assert "the bookie did not stop in order, or it runs" in capfd.readouterr().err
+    assert "the bookie was not shut down cleanly, or it is running" in capfd.readouterr().err

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Collection
 from typing import Any, Final
 
-#: For each module the names of its commands, and what ``bkctl --help`` says of them until the module is imported.
+#: For each module the names of its commands, and what ``bkctl --help`` says about them until the module is imported.
 _COMMANDS: Final = {
     "doctor.commands": {
         "doctor": "find what keeps Spark from reading and writing on this machine, and say what to do",

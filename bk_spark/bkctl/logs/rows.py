@@ -95,7 +95,7 @@ def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, 
     reader = log.open_reader()
     snapshot = log.snapshot()
     is_sealed = options.end is not None and options.end <= snapshot.next_offset
-    # What is sealed can be read whatever became of the open tail.
+    # Sealed entries can be read, whatever happened to the open tail.
     readable_end = snapshot.next_offset if is_sealed else reader.readable_end(snapshot)
     end = readable_end if options.end is None else options.end
     if options.from_time is not None:

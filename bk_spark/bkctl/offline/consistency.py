@@ -19,8 +19,8 @@ def check(options: argparse.Namespace) -> ExitStatus:
         was_unclean = directories.was_stopped_uncleanly()
         if was_unclean:
             report.warn(
-                "the bookie did not stop in order, or it runs. Its next start replays the journal, which may repair "
-                "what is reported here. Start and stop it once, then check again"
+                "the bookie was not shut down cleanly, or it is running. Its next start replays the journal, "
+                "which may repair what is reported here. Start and stop it once, then check again"
             )
         checked = ConsistencyCheck(
             directories.index_directories(),

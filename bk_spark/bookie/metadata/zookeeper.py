@@ -319,7 +319,7 @@ class ZooKeeper:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not self.connected:
                 # The search for a refusal takes seconds. It is useless while there is a connection, or if the caller
-                # had no time to wait: it repeats a call whose error told of the refusal already.
+                # had no time to wait: it repeats a call whose error reported the refusal already.
                 refused = refusal(self.servers) if wait_s > 0 and not self.connected else None
                 # kazoo would keep the request, and send it when there is a connection again.
                 raise MetadataUnavailableError(

@@ -107,7 +107,7 @@ async def recover_bookies(
     ledger_ids: Iterable[int],
     on_ledger: Callable[[RecoveredLedger], None],
 ) -> None:
-    """Recover these ledgers in a session of its own with ZooKeeper, and tell what became of each, once.
+    """Recover these ledgers in a session of its own with ZooKeeper, and report the outcome of each, once.
 
     If ZooKeeper does not answer any more, the rest of the ledgers counts as not recovered. If this is cancelled, it
     ends when nothing is under way any more.

@@ -167,7 +167,7 @@ class WriterPerformer:
                     problem = self.connections.refusal
                     if problem is None:
                         raise
-                    # More bookies would be of no use.
+                    # More bookies would not help.
                     raise NotEnoughBookiesError(f"{error.message}; {problem}") from error
             case TryBookie(bookie_id):
                 if self.claims and await self._is_refused(bookie_id):

@@ -67,7 +67,7 @@ class FollowedPartition(Followed):
         return min(end, self.transactions.end(self.numbers))
 
     def watch_from(self, position: Position) -> None:
-        """Know what became of transactions from this position on. What is before is not read again."""
+        """Learn which transactions were committed or aborted from this position on. Earlier ones are not read again."""
         if self.transactions is None or position < self.transactions.start:
             options = self._options
             self.transactions = TransactionWatch(

@@ -57,7 +57,8 @@ class ProgressTeller:
         self._session_id = 0
 
     def tell(self, begun: StreamOffset, extents: Mapping[str, Extent]) -> None:
-        """Tell that all before ``begun`` was read, of the ``extents`` that are readable. Errors are only logged."""
+        """Report that everything before ``begun`` was read, and where the readable ``extents`` end. Errors are only
+        logged."""
         if self._now_s() < self._next_s:
             return
         positions = [
@@ -75,14 +76,14 @@ class ProgressTeller:
         try:
             zookeeper = self._zookeeper()
             session_id = zookeeper.session_id
-            # 0: there is none now. A query without news begins none.
+            # 0: there is no session now. A query without news does not begin one.
             if told == self._told and session_id in (0, self._session_id):
                 return
             with zookeeper.within(_TIMEOUT_MS):
                 self._write(zookeeper, told)
             self._told, self._session_id = told, session_id
         except MetadataError as error:
-            # For example a user who may only read.
+            # For example, the user may only read.
             _LOG.debug("the progress of this query is not told: %s", error)
             self._next_s = self._now_s() + _AGAIN_S
 

@@ -148,7 +148,8 @@ class Readings:
             raise MissingError(missing, by)
 
     def get(self, path: str) -> Znode | None:
-        """Return what is known of ``path``: its znode, or None if there is none. Requests it if it was not read yet."""
+        """Return what is known about ``path``: its znode, or None if there is none. Requests it if it was not read
+        yet."""
         if path not in self._covered:
             self.require(path)
         return self._znodes[path]

@@ -27,7 +27,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Where to start, or to end, and how errors speak of it.
+    """Where to start, or to end, and how errors name it.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class BookieServiceInfo:
-    """What a bookie says of itself: where it listens, and free properties."""
+    """What a bookie announces about itself: where it listens, and free properties."""
 
     endpoints: Sequence[Endpoint]
     properties: Mapping[str, str] = field(default_factory=dict)

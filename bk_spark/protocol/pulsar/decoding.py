@@ -69,7 +69,7 @@ class MessageDecoder:
     encrypted
         What to do with encrypted messages.
     aborted
-        Transactions that were aborted: their messages make no rows. None if nothing is known of transactions.
+        Transactions that were aborted: their messages make no rows. None if nothing is known about transactions.
     check_crc
         Check the checksums that producers made. BookKeeper's digest, which is checked anyway, covers the same bytes
         from the broker on.
@@ -124,7 +124,7 @@ class MessageDecoder:
         MessageEncryptedError
             If a message is encrypted and that is to fail.
         TransactionMet
-            If a message belongs to a transaction and nothing is known of them. Nothing has changed.
+            If a message belongs to a transaction and nothing is known about transactions. Nothing has changed.
         ChunksMissing
             If the beginning of a chunked message is unknown: see :meth:`recall`. Nothing has changed.
         """

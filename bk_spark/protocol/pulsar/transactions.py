@@ -1,7 +1,8 @@
 """Which transactions of a topic were committed, aborted, or are undecided. Source: docs/design/pulsar.md §3.5.
 
 Messages of a transaction lie in the topic where they were produced. A marker that comes later in the same topic says
-what became of them. Nothing at or after the first message of an undecided transaction may be shown yet.
+whether the transaction was committed or aborted. Nothing at or after the first message of an undecided transaction may
+be shown yet.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class TransactionMet(Exception):  # noqa: N818 (a signal, not an error)
 
 
 class TransactionScan:
-    """What became of the transactions of a topic. Grows with the entries that it is given, in order."""
+    """The outcomes of a topic's transactions. Grows with the entries that it is given, in order."""
 
     def __init__(self) -> None:
         self._undecided: dict[TransactionId, tuple[Position, Position]] = {}

@@ -89,11 +89,11 @@ class LedgerCheck:
     request_ids
         Gives the ids of requests, unique among all machines that share a runner.
     good
-        Copies that need no check but whether their bookies are registered (:func:`copy_of`).
+        Copies for which it is enough that their bookies are registered (:func:`copy_of`).
     keep_bytes
         How much of what is read to keep for a copy.
     lists
-        What bookies say that they hold (:mod:`.entry_lists`).
+        The entries that bookies say they hold (:mod:`.entry_lists`).
     """
 
     def __init__(

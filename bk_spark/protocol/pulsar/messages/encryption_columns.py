@@ -1,4 +1,4 @@
-"""What producers say of how they encrypted messages, as Arrow's column. Source: docs/design/pulsar.md §2.7."""
+"""What producers say about the encryption of messages, as an Arrow column. Source: docs/design/pulsar.md §2.7."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encrypted_entries(metadata: FieldColumns) -> Bools:
 def encryption_column(
     words: Words, metadata: FieldColumns, entries: Int64s, moved: Int64s | int, error: Callable[[int, str], Exception]
 ) -> pa.StructArray:
-    """Return what the metadata of encrypted entries says of it.
+    """Return what the metadata of encrypted entries says about the encryption.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Entries of a topic that make rows: whole, without compression, with what is known of each."""
+"""Entries of a topic that make rows: whole, without compression, with what is known about each."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ Event = Answered | Message | Ended
 
 
 class CallState:
-    """What a connection knows of a call."""
+    """What a connection knows about a call."""
 
     __slots__ = (
         "_filled", "_message", "_prefix", "_waiting_count", "answered", "number", "room", "sent_all", "waiting",

@@ -188,7 +188,7 @@ class Http2:
     def received(self, size_bytes: int) -> list[Event]:
         """Record ``size_bytes`` written to the buffer. Return what has happened.
 
-        Raises WireFormatError if the peer breaks a rule. The connection is of no use then.
+        Raises WireFormatError if the peer breaks a rule. The connection cannot be used any more then.
         """
         events: list[Event] = []
         self._events = events
@@ -379,7 +379,7 @@ class Http2:
             self._end_call(Ended(call.number, status, reason), _unsaid(call))
 
     def _end_call(self, end: Ended, reset: Reset | None = None) -> None:
-        """The peer has ended a call. With ``reset`` it has to be told that it is over."""
+        """Note that the peer has ended a call. ``reset``: the peer must be told to stop sending."""
         call = self._calls.pop(end.call, None)
         if call is None:
             return

@@ -12,7 +12,7 @@ from hpack import Decoder, Encoder, HeaderTuple, HPACKError
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.http2.frames import Flag, without_padding
 
-#: What the headers of one answer may have, compressed and not.
+#: The most bytes that the headers of one answer may have: compressed, and decoded.
 _MOST_BLOCK_BYTES: Final = 64 * 1024
 MOST_HEADERS_BYTES: Final = 32 * 1024
 #: Changes of the table's size that a block may begin with: RFC 7541, section 4.2.
@@ -23,7 +23,7 @@ _NEVER_INDEXED: Final = b"\x10"
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Headers that have come, of one stream. ``ends``: nothing follows them."""
+    """The headers that arrived for one stream. ``ends``: nothing follows them."""
 
     stream: int
     fields: dict[bytes, bytes]
@@ -48,7 +48,7 @@ class OutgoingHeaders:
 
     def block(self, path: str, metadata: Iterable[tuple[str, bytes]], most_table_bytes: int) -> bytes:
         """Return the headers of a call. The peer's table has ``most_table_bytes`` at most, which never grows."""
-        # Only here: the peer may change its mind many times, and hpack would keep each of them.
+        # Set only here: the peer may change the size many times, and hpack would keep each change.
         self._encoder.header_table_size = min(self._encoder.header_table_size, most_table_bytes)
         fields = [*self._before, HeaderTuple(b":path", path.encode()), *self._behind]
         block = self._encoder.encode(fields, huffman=False)
@@ -56,7 +56,7 @@ class OutgoingHeaders:
 
 
 def _secret(name: str, value: bytes) -> bytes:
-    # Not by hpack, which logs what it has encoded.
+    # Encoded here, because hpack logs what it encodes.
     return b"".join((_NEVER_INDEXED, _text(name.encode()), _text(base64.b64encode(value).rstrip(b"="))))
 
 

@@ -1,4 +1,4 @@
-"""What each side says of itself: settings. Source: RFC 9113, section 6.5."""
+"""The settings that each side announces. Source: RFC 9113, section 6.5."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bk_spark.protocol.wire.http2.frames import (
 )
 from bk_spark.protocol.wire.http2.headers import MOST_HEADERS_BYTES
 
-#: What the peer may send ahead of what is read: for a call, and for all.
+#: How many bytes the peer may send before they are read: in one call, and in all calls.
 CALL_WINDOW_BYTES: Final = 8 * 1024 * 1024
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 _DEFAULT_TABLE_BYTES: Final = 4096
 
 
 def greeting() -> bytes:
-    """Return what a client says first."""
+    """Return what a client sends first."""
     settings = {
         Setting.ENABLE_PUSH: 0,
         Setting.INITIAL_WINDOW_SIZE: CALL_WINDOW_BYTES,
@@ -44,14 +44,14 @@ class PeerSettings:
     __slots__ = ("are_known", "call_room", "frame_bytes", "max_calls", "table_bytes")
 
     def __init__(self) -> None:
-        #: Whether the peer has said anything.
+        #: Whether the peer has announced its settings.
         self.are_known = False
         #: How many calls it takes at a time.
         self.max_calls = MAX_STREAM
-        #: How many bytes of a call it takes before it says that it takes more, and of a frame.
+        #: How many bytes of a call it takes before it allows more, and how many bytes a frame may have.
         self.call_room = DEFAULT_WINDOW_BYTES
         self.frame_bytes = DEFAULT_FRAME_BYTES
-        #: What its table of headers may have. Larger ones are of no use here, so it never grows.
+        #: The size of its table of headers. A larger table would not help here, so it never grows.
         self.table_bytes = _DEFAULT_TABLE_BYTES
 
     def take(self, payload: bytes) -> int:
