@@ -1,6 +1,7 @@
 # Everything runs in .venv, which is created at first use. Needs make, Python 3.11+ and Java 17+
 # (`make test` also needs a JDK and Maven). Missing tools are installed, or an error names them.
 
+# make test VENV=.venv-3.14 PYTHON=python3.14: an environment keeps the Python that it was made with.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -11,6 +12,13 @@ PROTO_STAMP := $(PROTO_VENV)/.installed
 RELEASE_VENV := .venv-release
 RELEASE_STAMP := $(RELEASE_VENV)/.installed
 export PYTHON
+ifeq ($(filter clean help,$(MAKECMDGOALS)),)
+ifneq ($(and $(PYTHON),$(wildcard $(BIN)/python)),)
+ifneq ($(shell $(PYTHON) --version 2>&1),$(shell $(BIN)/python --version 2>&1))
+$(error $(VENV) has $(shell $(BIN)/python --version 2>&1), not that of PYTHON=$(PYTHON). Name another directory, as VENV=.venv-3.14, or remove $(VENV))
+endif
+endif
+endif
 # Hundreds of processes import our modules: each would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -45,6 +53,7 @@ help:
 	@echo "make stream-faults  run streaming queries while their processes and servers are killed: SEEDS=1-50"
 	@echo "make handed-over  let either bookie go on with directories that the other left, in every order: SEEDS=0-3, or 2"
 	@echo "make rolling  replace Apache's bookies by ours and back, one after the other, while clients go on"
+	@echo "make test VENV=.venv-3.14 PYTHON=python3.14  run the tests with another Python, in an environment of its own"
 	@echo "make sparks  run the tests of the data source with another release of Spark: RELEASE=4.0"
 	@echo "make simulate  play random histories of the protocol on all cores, other ones every day: SEEDS=1000000, or from..to"
 	@echo "make simulate-logs  the same for logs: SEEDS=10000, or from..to"
@@ -96,7 +105,7 @@ $(APACHE_CLASSES): $(STAMP) tests/interop/java/pom.xml $(wildcard tests/interop/
 
 test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
-	@scripts/ensure_test_programs.sh
+	@scripts/ensure_test_programs.sh $(BIN)
 	TEST_TURNS=$(or $(TEST_TURNS),$(if $(PYTEST_ARGS),all,today)) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 faults: $(STAMP)

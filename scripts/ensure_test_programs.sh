@@ -1,7 +1,8 @@
 #!/bin/sh
 # Looks for what only some tests need: a Chromium without a window, for those of the cluster's page, zsh, for one of the
 # completion of bkctl's commands, and promtool, for those of the alert rules. Installs what is missing as root on Debian
-# or Ubuntu. Otherwise says what to install: without it these tests are skipped, or fail with CI=true.
+# or Ubuntu, promtool into directory $1. Otherwise says what to install: without it these tests are skipped, or fail
+# with CI=true.
 set -eu
 
 found() {
@@ -44,6 +45,6 @@ extract_promtool() {
     return $found
 }
 
-bin=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin
+bin=$(cd "$1" && pwd)
 found promtool "$bin/promtool" || extract_promtool ||
     echo "No promtool: the tests of the alert rules cannot run. Install prometheus." >&2

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates a virtual environment in directory $1 with Python 3.11 or newer, unless it already has a usable one.
+# Creates a virtual environment in directory $1 with PYTHON, or else a Python 3.11 or newer that is found, unless it
+# already has a usable one.
 set -eu
 
 directory=$1
@@ -10,16 +11,17 @@ if [ -x "$directory/bin/python" ] && "$directory/bin/python" -c "$usable" 2>/dev
     exit 0
 fi
 
+candidates=${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}
 # Take the first candidate that runs and is new enough. A name on PATH may not run (pyenv's shims).
 python=
-for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+for candidate in $candidates; do
     if "$candidate" -c "$usable" >/dev/null 2>&1; then
         python=$candidate
         break
     fi
 done
 if [ -z "$python" ]; then
-    echo "No Python 3.11 or newer found (looked for PYTHON, python3, python3.13, python3.12, python3.11, python)." >&2
+    echo "No Python 3.11 or newer found (looked for $candidates)." >&2
     echo "Install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2
     exit 1
 fi

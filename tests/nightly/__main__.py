@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.nightly.lane import go_through
-from tests.nightly.plan import DECODERS_AND_MUTANTS, MODELS, SERVERS
+from tests.nightly.plan import DECODERS_AND_MUTANTS, MODELS, SERVERS, with_another_python
 from tests.support.daily import FIRST_DAY, first_seed
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     print(f"seeds of {day}: from {seed} on", flush=True)
     # Models, and decoders with mutants, use a core each, as far as servers leave it.
-    lanes_of_runs = (MODELS, DECODERS_AND_MUTANTS, SERVERS)
+    lanes_of_runs = (MODELS, DECODERS_AND_MUTANTS, (*SERVERS, *with_another_python((day - FIRST_DAY).days)))
     with ThreadPoolExecutor(len(lanes_of_runs)) as lanes:
         seconds = arguments.minutes * 60
         begun = [lanes.submit(go_through, runs, seed, seconds, directory) for runs in lanes_of_runs]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +14,8 @@ from typing import Final
 
 from tests.support.sparks import OF_EVERY_RELEASE, RELEASES
 
+#: All that are supported, as the package's classifiers say.
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 _PYTHON: Final = sys.executable
 _PYTEST: Final = (_PYTHON, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider")
 #: A number and the word or two that it counts, as the runs print them: "250 histories", "12 ensemble changes".
@@ -86,6 +91,32 @@ def _spark_release(release: str) -> Run:
         0.1,
         re.compile(r"^\d+ passed"),
         repeat=lambda first, last: f"make sparks RELEASE={release}",
+    )
+
+
+def with_another_python(night: int) -> tuple[Run, ...]:
+    """Unit tests, decoders and the data source with another release of Python that this machine has, every night with
+    the next one. No run if there is no other."""
+    own = "{}.{}".format(*sys.version_info[:2])
+    found = [release for release in PYTHONS if release != own and _runs(f"python{release}")]
+    return (_python_release(found[night % len(found)]),) if found else ()
+
+
+def _runs(program: str) -> bool:
+    """A name on PATH may not run (pyenv's shims)."""
+    found = shutil.which(program)
+    return found is not None and not subprocess.run([found, "--version"], capture_output=True, timeout=60).returncode
+
+
+def _python_release(release: str) -> Run:
+    arguments = [f"VENV=.venv-{release}", f"PYTHON=python{release}", "PYTEST_ARGS=-m 'unit or fuzz or every_spark'"]
+    return Run(
+        f"Python {release}",
+        lambda first, last: ["make", "test", *arguments, "TEST_PROCESSES=0"],
+        1,
+        0.1,
+        re.compile(r"\b\d+ passed"),
+        repeat=lambda first, last: shlex.join(["make", "test", *arguments]),
     )
 
 

@@ -200,7 +200,9 @@ async def test_a_dead_bookie_is_done_without_and_replaced_in_the_write_back(stag
     stage[1].port = 0
     closed = await stage.recover()
     assert (closed.last_entry_id, closed.segments) == (5, (Segment(0, ("b4", "b2", "b3")),))
-    assert len(stage[4].entries) == 6
+    # Two answers are enough for each entry, so the new bookie may still have all of them to read.
+    while len(stage[4].entries) < 6:
+        await asyncio.sleep(0.001)
 
 
 @staged(**GIVES_UP_SOON)

@@ -376,12 +376,14 @@ def test_an_idle_peer_stays_and_one_with_half_a_frame_does_not(monkeypatch: pyte
 def test_half_frames_of_all_connections_are_bounded() -> None:
     async def test() -> None:
         async with front(NetConfig(max_half_frames_bytes=MIB), HeldBookie()) as here:
-            peers = [await here.connect() for _ in range(20)]
-            for peer in peers:
+            *others, last = [await here.connect() for _ in range(20)]
+            for peer in others:
                 await peer.send_what_is_taken(add_frame(1, 0, size=200_000)[:-1])
             assert here.server.shared.half_frames.bytes <= MIB
+            # In one turn the server reads its connections in an order of its own. The last one begins after all others.
+            await until(lambda: here.server.connection_count <= 6)
+            await last.send_what_is_taken(add_frame(1, 0, size=200_000)[:-1])
             await until(lambda: here.server.connection_count <= 5)
-            last = peers[-1]
             await last.send(add_frame(1, 0, size=200_000)[-1:])
             await until(lambda: here.bookie.entries == 1)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.nightly import lane
 from tests.nightly.lane import go_through
-from tests.nightly.plan import DECODERS_AND_MUTANTS, Run
+from tests.nightly.plan import DECODERS_AND_MUTANTS, PYTHONS, Run, with_another_python
 from tests.support.processes import wait_until_ended
 
 
@@ -103,3 +103,20 @@ time.sleep(600)
             break
     # It was killed, which the machine may be about to carry out.
     assert wait_until_ended(int(child.read_text()), 60_000)
+
+
+def test_every_night_has_the_next_of_the_other_pythons_that_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "{}.{}".format(*sys.version_info[:2])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert with_another_python(0) == ()
+    others = [release for release in PYTHONS if release != own]
+    for release, code in zip((own, *others), (0, 0, 127, 0), strict=True):
+        program = tmp_path / f"python{release}"
+        program.write_text(f"#!/bin/sh\nexit {code}\n")
+        program.chmod(0o755)
+    runs = [run for night in range(4) for run in with_another_python(night)]
+    assert [run.name for run in runs] == [f"Python {others[0]}", f"Python {others[2]}"] * 2
+    assert runs[0].command(1, 1)[:4] == ["make", "test", f"VENV=.venv-{others[0]}", f"PYTHON=python{others[0]}"]
+    assert runs[0].counts("==== 9 passed, 4 skipped in 2.00s ====")["passed"] == 9

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.nightly.plan import PYTHONS
 from tests.support.environments import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
@@ -64,6 +65,13 @@ def test_the_metadata_name_licence_authors_and_addresses() -> None:
         text = (REPOSITORY / name).read_text("utf-8")
         assert "Apache License" in text
         assert "Version 2.0, January 2004" in text
+
+
+def test_the_classifiers_name_each_python_that_is_tested() -> None:
+    prefix = "Programming Language :: Python :: "
+    named = [one.removeprefix(prefix) for one in PROJECT["classifiers"] if one.startswith(prefix)]
+    assert tuple(name for name in named if "." in name) == PYTHONS
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
 
 
 def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist() -> None:

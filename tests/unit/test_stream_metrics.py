@@ -109,8 +109,9 @@ def test_prometheus_gets_them() -> None:
             StreamMetrics().serve(port)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30)
+        refused.value.close()
     finally:
         metrics.close()
     assert 'bk_spark_stream_behind_rows{query="copy \\"1\\"",id="5b1d",log="a"} 40' in lines
