@@ -35,6 +35,8 @@ AddDone = Callable[[Code | Int32s], None]
 
 #: The key and an explicit LAC packet must both fit into an index file's header.
 _MAX_KEY_BYTES: Final = 256
+#: Entries of a batch read that are looked up at a time, after the first.
+_MOST_BATCH_LOOKUP: Final = 8 * PAGE_SLOTS
 _MAX_LAC_PACKET_BYTES: Final = INDEX_HEADER_BYTES - 64 - _MAX_KEY_BYTES
 
 
@@ -302,10 +304,11 @@ class Bookie:
         self.counters.read(1, len(stored))
         return Code.OK, stored
 
-    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int, *, taken: bool = False) -> ReadPart:
         """Read the first of the requested entries: at least one, and no more than about ``limit_bytes``.
 
-        Entry id -1 means the ledger's last entry. Waits for entries that are not yet durable.
+        Entry id -1 means the ledger's last entry. Waits for entries that are not yet durable. ``taken``: the peer is
+        known to take large answers, so large entries need not be read in a thread.
         """
         ledger_ids, entry_ids = ledger_ids[:MAX_LOOKUP], entry_ids[:MAX_LOOKUP]
         by_ledger = group_by_ledger(ledger_ids)
@@ -319,7 +322,9 @@ class Bookie:
         if not len(present):
             return ReadPart(codes, None)
         which = slice(None) if len(present) == len(codes) else present
-        entries = await self._reader.fetch(ledger_ids[which], resolved[which], locations[which], limit_bytes)
+        entries = await self._reader.fetch(
+            ledger_ids[which], resolved[which], locations[which], limit_bytes, taken=taken
+        )
         if len(entries.sizes) < len(present):
             codes = codes[: int(present[len(entries.sizes)])]  # only the reads before that one are answered now
             present = present[: len(entries.sizes)]
@@ -331,12 +336,12 @@ class Bookie:
         return ReadPart(codes, entries)
 
     async def read_batch(
-        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int
+        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int, *, taken: bool = False
     ) -> tuple[Code, list[StoredEntries]]:
         """Read consecutive entries starting at ``first_entry_id`` (-1: the last one).
 
         Returns up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least
-        one. The code is an error only if the first entry fails.
+        one. The code is an error only if the first entry fails. ``taken``: as in :meth:`read`.
         """
         by_ledger: ByLedger = [(ledger_id, slice(None))]
         codes, resolved, _ = await self._reader.locate_durable(by_ledger, np.array([first_entry_id], np.int64))
@@ -345,15 +350,18 @@ class Bookie:
         result: list[StoredEntries] = []
         next_id, left_bytes = int(resolved[0]), max(limit_bytes, 1)
         left_count = max_count if max_count > 0 else MAX_ENTRY_ID
+        # Up to the end of an index page. Then as many as will fit, by the size of those that were found.
+        most = PAGE_SLOTS - next_id % PAGE_SLOTS
         while left_count > 0 and left_bytes > 0 and next_id <= MAX_ENTRY_ID:
-            # Up to the end of an index page. The next iterations load later pages.
-            asked = min(left_count, PAGE_SLOTS - next_id % PAGE_SLOTS)
+            asked = min(left_count, most)
             ids = np.arange(next_id, next_id + asked)
             codes, _, locations = await self._reader.locate(by_ledger, ids)
             missing = np.flatnonzero(codes != Code.OK)
             if len(missing) and not (asked := int(missing[0])):
                 break
-            entries = await self._reader.fetch(np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes)
+            entries = await self._reader.fetch(
+                np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes, taken=taken
+            )
             good = entries.fitting(left_bytes, at_least_one=not result)
             if good == 0:
                 break
@@ -363,6 +371,9 @@ class Bookie:
             left_bytes -= size_bytes + good * LENGTH_BYTES
             left_count -= good
             next_id += good
+            # Where some lie elsewhere, the others are looked up again: not many of them, then.
+            most = _MOST_BATCH_LOOKUP if good == asked else PAGE_SLOTS
+            most = min(most, left_bytes * good // (size_bytes + good * LENGTH_BYTES) + 1)
             if good < len(entries.sizes):
                 break
         return (Code.OK if result else Code.IO_ERROR), result

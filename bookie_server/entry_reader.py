@@ -24,7 +24,11 @@ from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.metrics.bookie_counters import BookieCounters
 from bookie_server.storage.disk.files import WouldBlockError
-from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
+from bookie_server.storage.entrylog.entry_log_reader import (
+    MOST_AT_ONCE_BYTES,
+    MOST_AT_ONCE_TAKEN_BYTES,
+    StoredEntries,
+)
 from bookie_server.storage.index.ledger_cache import ColdPageError, PageKey
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, PendingGroup
 from bookie_server.storage.ledger_storage import LedgerStorage
@@ -174,8 +178,11 @@ class EntryReader:
                 codes[which] = np.where(left_out, np.int32(Code.IO_ERROR), codes[which])
         return codes, resolved, locations
 
-    async def fetch(self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, limit_bytes: int) -> StoredEntries:
-        """Fetch the first entries, up to the first switch between memory and entry logs."""
+    async def fetch(
+        self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, limit_bytes: int, *, taken: bool = False
+    ) -> StoredEntries:
+        """Fetch the first entries, up to the first switch between memory and entry logs. ``taken``: see
+        :meth:`Bookie.read`."""
         cached = locations < 0
         others = np.flatnonzero(cached != cached[0])
         count = int(others[0]) if len(others) else len(locations)
@@ -190,10 +197,11 @@ class EntryReader:
         reader = self._storage.reader
         ledger_ids, entry_ids, locations = ledger_ids[:count], entry_ids[:count], locations[:count]
         try:
-            entries = reader.read(ledger_ids, entry_ids, locations, limit_bytes, may_wait=False)
+            at_once_bytes = MOST_AT_ONCE_TAKEN_BYTES if taken else MOST_AT_ONCE_BYTES
+            entries = reader.read(ledger_ids, entry_ids, locations, limit_bytes, at_once_bytes=at_once_bytes)
         except WouldBlockError:
             entries = await asyncio.get_running_loop().run_in_executor(
-                self._readers, lambda: reader.read(ledger_ids, entry_ids, locations, limit_bytes, may_wait=True)
+                self._readers, lambda: reader.read(ledger_ids, entry_ids, locations, limit_bytes, at_once_bytes=None)
             )
         self._counters.cache_misses += len(entries.sizes)
         if (entries.sizes < 0).any():

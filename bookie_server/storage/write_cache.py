@@ -20,7 +20,7 @@ import numpy as np
 
 from bk_spark.protocol.arrays import Bytes, Int64s, gather
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
-from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, empty_page, set_locations
+from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, by_page, empty_page, set_locations
 from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, gather_int32
 
 _EXTENT_BITS: Final = 32
@@ -148,10 +148,9 @@ class CacheHalf:
             page = pages.get(number)
             return None if page is None else page.get_at(entry_ids & PAGE_MASK) - 1
         result = np.full(len(entry_ids), -1, np.int64)
-        for number in np.unique(numbers).tolist():
+        for number, which in by_page(entry_ids):
             page = pages.get(number)
             if page is not None:
-                which = numbers == number
                 result[which] = page.get_at(entry_ids[which] & PAGE_MASK) - 1
         return result
 

@@ -103,7 +103,7 @@ def test_entries_at_locations(content: bytes, places: list[int], ids: list[tuple
         locations = np.array(sorted(10 << entry_log.OFFSET_BITS | place for place in places), np.int64)
         ledger_ids, entry_ids = (np.array(column[: len(places)], np.int64) for column in zip(*ids, strict=True))
         with bounded(CHUNKS_BYTES):
-            found = reader.read(ledger_ids, entry_ids, locations, 2**20, may_wait=True)
+            found = reader.read(ledger_ids, entry_ids, locations, 2**20, at_once_bytes=None)
             singles = [reader.read_one(*map(int, one)) for one in zip(ledger_ids, entry_ids, locations, strict=True)]
         reader.close()
         for i, size in enumerate(found.sizes.tolist()):

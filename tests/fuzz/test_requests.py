@@ -227,7 +227,7 @@ def _check_run(run: AddRunV3 | ReadRunV3, bodies: list[bytes]) -> None:
 class _Bookie(HeldBookie):
     """Has no entry for a batch read."""
 
-    async def read_batch(self, *_: int) -> tuple[Code, list[StoredEntries]]:
+    async def read_batch(self, *_: int, taken: bool = False) -> tuple[Code, list[StoredEntries]]:
         return Code.NO_ENTRY, []
 
 

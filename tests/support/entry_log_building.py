@@ -66,13 +66,15 @@ class Logs:
         self.locations.update(zip(pairs, locations, strict=True))
         return locations
 
-    def read(self, pairs: Sequence[tuple[int, int]], *, may_wait: bool = True, limit: int = 1 << 30) -> StoredEntries:
+    def read(
+        self, pairs: Sequence[tuple[int, int]], *, at_once_bytes: int | None = None, limit: int = 1 << 30
+    ) -> StoredEntries:
         return self.reader.read(
             np.array([ledger for ledger, _ in pairs]),
             np.array([entry for _, entry in pairs]),
             np.array([self.locations[pair] for pair in pairs]),
             limit,
-            may_wait=may_wait,
+            at_once_bytes=at_once_bytes,
         )
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class HeldBookie:
         self.reads += 1
         return Code.OK, self.entry
 
-    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int, *, taken: bool = False) -> ReadPart:
         await asyncio.sleep(0)
         if self.read_error is not None:
             raise self.read_error

@@ -151,13 +151,13 @@ class Running:
         codes = await outcome
         return [codes] * len(entries) if isinstance(codes, Code) else [Code(code) for code in codes.tolist()]
 
-    async def read(self, *ids: tuple[int, int]) -> list[bytes | Code]:
+    async def read(self, *ids: tuple[int, int], taken: bool = False) -> list[bytes | Code]:
         """Read (ledger, entry) pairs in one run; return the answer to each."""
         ledgers = np.array([ledger for ledger, _ in ids], np.int64)
         entries = np.array([entry for _, entry in ids], np.int64)
         result: list[bytes | Code] = []
         while len(result) < len(ids):
-            part = await self.bookie.read(ledgers[len(result) :], entries[len(result) :], 100_000)
+            part = await self.bookie.read(ledgers[len(result) :], entries[len(result) :], 100_000, taken=taken)
             found = 0
             for code in part.codes.tolist():
                 if code == Code.OK:
@@ -176,9 +176,11 @@ class Running:
         code, entry = answer
         return bytes(entry) if code is Code.OK else code
 
-    async def batch(self, ledger_id: int, first: int, count: int = 0, limit: int = 1 << 24) -> list[bytes] | Code:
+    async def batch(
+        self, ledger_id: int, first: int, count: int = 0, limit: int = 1 << 24, *, taken: bool = False
+    ) -> list[bytes] | Code:
         """A batch read's entries."""
-        code, parts = await self.bookie.read_batch(ledger_id, first, count, limit)
+        code, parts = await self.bookie.read_batch(ledger_id, first, count, limit, taken=taken)
         return [bytes(part.entry(i)) for part in parts for i in range(len(part.sizes))] if code is Code.OK else code
 
     async def entry_ids(self, ledger_id: int) -> list[int] | Code:

@@ -13,6 +13,7 @@ import pytest
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.entrylog import entry_log
+from bookie_server.storage.entrylog.entry_log_reader import MOST_AT_ONCE_BYTES
 from tests.support.entry_log_building import Logs, mapped, record, stored
 
 
@@ -66,12 +67,12 @@ def test_last_log_id(tmp_path: Path) -> None:
             entry_log.last_log_id(str(tmp_path))
 
 
-@pytest.mark.parametrize("may_wait", [True, False])
-def test_reading_gives_the_entries_of_any_order_and_size(logs: Logs, may_wait: bool) -> None:
+@pytest.mark.parametrize("at_once_bytes", [None, MOST_AT_ONCE_BYTES])
+def test_reading_gives_the_entries_of_any_order_and_size(logs: Logs, at_once_bytes: int | None) -> None:
     sizes = {(ledger, entry): 32 + ledger * 1000 + entry * 13 for ledger in (1, 2, 90) for entry in range(30)}
     logs.write(*[(ledger, entry, size) for (ledger, entry), size in sizes.items()])
     for pairs in (sorted(sizes), sorted(sizes, reverse=True), [(90, 3)], [(1, 0), (90, 29)]):
-        entries = logs.read(pairs, may_wait=may_wait)
+        entries = logs.read(pairs, at_once_bytes=at_once_bytes)
         for i, pair in enumerate(pairs):
             assert bytes(entries.entry(i)) == stored(*pair, sizes[pair])
         assert not entries.contiguous or pairs == sorted(pairs)
@@ -85,7 +86,7 @@ def test_what_would_wait_for_a_disk_is_told(logs: Logs, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "preadv", cold)
     with pytest.raises(WouldBlockError):
-        logs.read([(4, 0)], may_wait=False)
+        logs.read([(4, 0)], at_once_bytes=MOST_AT_ONCE_BYTES)
     assert logs.reader.read_one(4, 0, logs.locations[4, 0]) is None
 
 
@@ -140,7 +141,7 @@ def test_missing_and_short_logs_are_unreadable(logs: Logs, tmp_path: Path) -> No
     path.write_bytes(whole[:-50])
     assert logs.read([(4, 0), (4, 1)]).sizes.tolist() == [100, -1]
     for location in (3 << 32 | 0x404, 0x20, -5):
-        found = logs.reader.read(np.array([6]), np.array([0]), np.array([location]), 1, may_wait=True)
+        found = logs.reader.read(np.array([6]), np.array([0]), np.array([location]), 1, at_once_bytes=None)
         assert found.sizes.tolist() == [-1]
 
 

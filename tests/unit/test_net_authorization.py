@@ -52,7 +52,7 @@ class ReadyBookie(HeldBookie):
         return _now(Code.OK)
 
     async def read_batch(
-        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int
+        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int, *, taken: bool = False
     ) -> tuple[Code, list[StoredEntries]]:
         return Code.NO_ENTRY, []
 

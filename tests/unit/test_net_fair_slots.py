@@ -150,9 +150,9 @@ class CountingBookie(HeldBookie):
         self.turns = Turns()
         self.reads_by_turn: dict[int, int] = {}
 
-    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int, *, taken: bool = False) -> ReadPart:
         self.reads_by_turn[self.turns.count] = self.reads_by_turn.get(self.turns.count, 0) + 1
-        return await super().read(ledger_ids, entry_ids, limit_bytes)
+        return await super().read(ledger_ids, entry_ids, limit_bytes, taken=taken)
 
 
 def test_n1_reads_of_many_peers_that_never_take_them_come_a_few_in_a_turn() -> None:

@@ -486,10 +486,10 @@ class GatedBookie(HeldBookie):
         super().__init__(entry_bytes=64 * 1024)
         self.may_read = asyncio.Event()
 
-    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int) -> ReadPart:
+    async def read(self, ledger_ids: Int64s, entry_ids: Int64s, limit_bytes: int, *, taken: bool = False) -> ReadPart:
         if self.reads:
             await self.may_read.wait()
-        return await super().read(ledger_ids, entry_ids, limit_bytes)
+        return await super().read(ledger_ids, entry_ids, limit_bytes, taken=taken)
 
 
 def test_reads_that_were_answered_do_not_count_as_waiting() -> None:

@@ -48,23 +48,31 @@ async def test_add_and_read(place: Place) -> None:
 async def test_n1_a_large_entry_in_an_entry_log_is_read_in_a_thread(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is fresh: half a millisecond for a megabyte, which is more than a turn of the event loop may take."""
+    """Its memory may be fresh: half a millisecond for a megabyte, which is more than a turn of the event loop may take.
+    That of a peer that takes its answers is not, unless the entry is much larger."""
     async with running(place) as bookie:
-        small, large = stored(1, 0, 60_000), stored(1, 1, 1_000_000)
-        await bookie.add(small, large)
+        small, large, huge = stored(1, 0, 60_000), stored(1, 1, 1_000_000), stored(1, 2, 3_000_000)
+        await bookie.add(small, large, huge)
         await bookie.storage.checkpoint()
         reader, waited = bookie.storage.reader, []
         real = reader.read
 
-        def read(*arguments: Any, may_wait: bool) -> Any:
-            found = real(*arguments, may_wait=may_wait)
-            waited.append((may_wait, threading.current_thread() is threading.main_thread()))
+        def read(*arguments: Any, at_once_bytes: int | None) -> Any:
+            found = real(*arguments, at_once_bytes=at_once_bytes)
+            waited.append((at_once_bytes is None, threading.current_thread() is threading.main_thread()))
             return found
 
         monkeypatch.setattr(reader, "read", read)
         assert await bookie.read((1, 0)) == [small]
         assert await bookie.read((1, 1)) == [large]
         assert waited == [(False, True), (True, False)]
+        waited.clear()
+        assert await bookie.read((1, 1), taken=True) == [large]
+        assert await bookie.batch(1, 0, 2, taken=True) == [small, large]
+        assert set(waited) == {(False, True)}
+        waited.clear()
+        assert await bookie.read((1, 2), taken=True) == [huge]
+        assert waited == [(True, False)]
 
 
 @in_loop
@@ -208,6 +216,65 @@ async def test_batch_reads(place: Place) -> None:
         assert await bookie.batch(1, -1, 100, 1 << 20) == [stored(1, 2502)]
         assert (await bookie.bookie.read_batch(1, 2500, 1, 1000))[0] is Code.NO_ENTRY
         assert (await bookie.bookie.read_batch(5, 0, 1, 1000))[0] is Code.NO_LEDGER
+
+
+@in_loop
+async def test_a_batch_read_looks_up_what_will_fit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up has a fixed cost. So there are few for many small entries, and none is much larger than the answer."""
+    async with running(place) as bookie:
+        small = [stored(1, i, 40) for i in range(20_000)]
+        large = [stored(1, 20_000 + i, 20_000) for i in range(60)]
+        await bookie.add(*small)
+        await bookie.add(*large)
+        lookup, asked = bookie.storage.lookup, list[int]()
+        real = lookup.locate
+
+        def locate(ledger_id: int, entry_ids: Any, **how: Any) -> Any:
+            asked.append(len(entry_ids))
+            return real(ledger_id, entry_ids, **how)
+
+        monkeypatch.setattr(lookup, "locate", locate)
+        for flushed in (False, True):
+            if flushed:
+                await bookie.storage.checkpoint()
+            # The first is asked for alone, to resolve its id.
+            asked.clear()
+            assert await bookie.batch(1, 500, 0, 1 << 24) == [*small[500:], *large]
+            assert asked[:2] == [1, 524]
+            assert len(asked) < 8
+            assert max(asked) == 8192
+            asked.clear()
+            assert await bookie.batch(1, 500, 0, 44 * 600) == small[500:1100]
+            assert asked == [1, 524, 77]
+            asked.clear()
+            assert await bookie.batch(1, 500, 10, 1 << 24) == small[500:510]
+            assert asked == [1, 10]
+            # The estimate is wrong in both directions.
+            assert await bookie.batch(1, 19_990, 0, 300_000) == [*small[19_990:], *large[:14]]
+            assert await bookie.batch(1, 20_000, 0, 1 << 24) == large
+
+
+@in_loop
+async def test_a_batch_read_of_entries_in_many_places_looks_up_few_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second entry was added again after a flush: each look-up serves one entry."""
+    async with running(place) as bookie:
+        entries = [stored(1, i, 40) for i in range(3000)]
+        await bookie.add(*entries)
+        await bookie.storage.checkpoint()
+        await bookie.add(*entries[::2])
+        lookup, asked = bookie.storage.lookup, list[int]()
+        real = lookup.locate
+
+        def locate(ledger_id: int, entry_ids: Any, **how: Any) -> Any:
+            asked.append(len(entry_ids))
+            return real(ledger_id, entry_ids, **how)
+
+        monkeypatch.setattr(lookup, "locate", locate)
+        assert await bookie.batch(1, 0, 200, 1 << 24) == entries[:200]
+        assert await bookie.batch(1, 0, 0, 44 * 2000) == entries[:2000]
+        assert max(asked) <= 1024
 
 
 @in_loop

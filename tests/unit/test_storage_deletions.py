@@ -294,13 +294,13 @@ async def test_reads_go_on_while_entries_move(place: Place, monkeypatch: pytest.
         reader = bookie.storage.reader
         real, waiting, go_on = reader.read, threading.Event(), threading.Event()
 
-        def read(*arguments: Any, may_wait: bool) -> Any:
+        def read(*arguments: Any, at_once_bytes: int | None) -> Any:
             """Waits with the locations that were looked up."""
-            if not may_wait:
+            if at_once_bytes is not None:
                 raise WouldBlockError
             waiting.set()
             assert go_on.wait(60)
-            return real(*arguments, may_wait=True)
+            return real(*arguments, at_once_bytes=None)
 
         monkeypatch.setattr(reader, "read", read)
         reads = [

@@ -100,6 +100,11 @@ class Answers:
         """The peer has read large answers."""
         self._reads = True
 
+    @property
+    def are_taken(self) -> bool:
+        """Whether the peer is known to read large answers."""
+        return self._reads
+
     def send(self, *buffers: Buffer) -> None:
         """Send soon, together with other answers of this turn of the loop."""
         if self._transport is None:

@@ -177,7 +177,7 @@ class RequestsV2:
                 ledger_ids, entry_ids = ledger_ids[~refused], entry_ids[~refused]
         while len(entry_ids):
             async with context.answers.round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
-                part = await self._bookie.read(ledger_ids, entry_ids, limit)
+                part = await self._bookie.read(ledger_ids, entry_ids, limit, taken=context.answers.are_taken)
                 count = len(part.codes)
                 context.answers.send(*_read_answers(version, ledger_ids[:count], entry_ids[:count], part))
             context.observe_codes(kind, part.codes, count, begun)
@@ -207,7 +207,11 @@ class RequestsV2:
             limit = min(request.max_size_bytes, self._max_batch_read_bytes) - wire_v2.BATCH_ANSWER_BYTES
             async with context.answers.round(limit) as round_bytes:
                 code, found = await self._bookie.read_batch(
-                    request.ledger_id, request.first_entry_id, request.max_count, round_bytes
+                    request.ledger_id,
+                    request.first_entry_id,
+                    request.max_count,
+                    round_bytes,
+                    taken=context.answers.are_taken,
                 )
                 records = [view for entries in found for view in record_views(entries)]
                 size = sum(len(view) for view in records)
@@ -265,10 +269,10 @@ def _read_answers(version: int, ledger_ids: Int64s, entry_ids: Int64s, part: Rea
 def record_views(entries: StoredEntries) -> list[Buffer]:
     """Return the entries with their lengths before them, in as few buffers as possible."""
     view = entries.data.data
+    if entries.contiguous:
+        return [view[int(entries.starts[0]) - LENGTH_BYTES : int(entries.starts[-1] + entries.sizes[-1])]]
     starts = (entries.starts - LENGTH_BYTES).tolist()
     ends = (entries.starts + entries.sizes).tolist()
-    if entries.contiguous:
-        return [view[starts[0] : ends[-1]]]
     return [view[start:end] for start, end in zip(starts, ends, strict=True)]
 
 

@@ -266,7 +266,7 @@ class RequestsV3:
         context = self._context
         while len(entry_ids):
             async with context.answers.round(READ_ROUND_BYTES, distinct_ledgers(ledger_ids)) as limit:
-                part = await self._bookie.read(ledger_ids, entry_ids, limit)
+                part = await self._bookie.read(ledger_ids, entry_ids, limit, taken=context.answers.are_taken)
                 count = len(part.codes)
                 ids = txn_ids[:count], ledger_ids[:count], entry_ids[:count]
                 failed = part.codes != Code.OK

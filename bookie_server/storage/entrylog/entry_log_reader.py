@@ -28,8 +28,12 @@ _LOG: Final = logging.getLogger(__name__)
 #: another system call. Larger entries are neighbours if they lie as far apart as the last one read was large.
 MAX_GAP_BYTES: Final = 32 * 1024
 _FIRST_GUESS_BYTES: Final = 4 * 1024
-#: A larger entry counts as one that must be waited for: its memory is fresh, and takes half a millisecond a megabyte.
-_MOST_AT_ONCE_BYTES: Final = 512 * 1024
+#: A larger entry counts as one that must be waited for: its memory may be fresh, which takes half a millisecond a
+#: megabyte.
+MOST_AT_ONCE_BYTES: Final = 512 * 1024
+#: The same for a peer that takes what it asked for: the memory of its last answer is free again, and in a thread the
+#: read would cost half as much again.
+MOST_AT_ONCE_TAKEN_BYTES: Final = 2 * 1024 * 1024
 #: Enough for an entry with 64 KiB of payload.
 _MAX_GUESS_BYTES: Final = 65 * 1024
 _RECORD_HEAD: Final = struct.Struct(">iqq")
@@ -105,10 +109,11 @@ class EntryLogReader:
         locations: Int64s,
         limit_bytes: int,
         *,
-        may_wait: bool,
+        at_once_bytes: int | None,
     ) -> StoredEntries:
         """Read the entries at the first of ``locations`` (none of them 0): at least one, and as many as fit into about
-        ``limit_bytes`` of fetched bytes. Raises WouldBlockError only with ``may_wait=False``."""
+        ``limit_bytes`` of fetched bytes. With ``at_once_bytes`` it does not wait for a disk, and raises WouldBlockError
+        for what is not in the page cache, or for an entry that is larger."""
         starts: list[Int64s] = []
         ends: list[int] = []
         parts: list[Bytes] = []
@@ -123,10 +128,10 @@ class EntryLogReader:
             if last - first > 1:
                 room = int(run[0]) + max(limit_bytes - base, 1)
                 run = run[: max(1, int(np.searchsorted(run, room)))]
-            region = self._read_region(int(run[0]), int(run[-1]), may_wait)
+            region = self._read_region(int(run[0]), int(run[-1]), at_once_bytes)
             if region is None and len(run) > 1:  # perhaps only the last of them cannot be read
                 run = run[:1]
-                region = self._read_region(int(run[0]), int(run[0]), may_wait)
+                region = self._read_region(int(run[0]), int(run[0]), at_once_bytes)
             if region is None:
                 starts.append(np.full(len(run), -1, np.int64))
             else:
@@ -180,10 +185,11 @@ class EntryLogReader:
             return None
         return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
-    def _read_region(self, first_location: int, last_location: int, may_wait: bool) -> Bytes | None:
+    def _read_region(self, first_location: int, last_location: int, at_once_bytes: int | None) -> Bytes | None:
         """The bytes from the first entry's size to the last entry's end; None if they cannot be read."""
         entry_log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
         last = (last_location & OFFSET_MASK) - LENGTH_BYTES
+        may_wait = at_once_bytes is None
         if first < HEADER_BYTES:
             return None
         try:
@@ -197,7 +203,7 @@ class EntryLogReader:
                 size = int.from_bytes(region.data[at : at + LENGTH_BYTES], "big", signed=True)
                 needed = last + LENGTH_BYTES + size
                 if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
-                    if not may_wait and size > _MOST_AT_ONCE_BYTES:
+                    if at_once_bytes is not None and size > at_once_bytes:
                         raise WouldBlockError
                     region = _fetch(fd, first, needed, may_wait, beginning=region)
                 return region

@@ -16,7 +16,14 @@ import numpy as np
 from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.index.index import PAGE_BYTES, IndexFiles
-from bookie_server.storage.index.index_page import PAGE_MASK, PAGE_SHIFT, IndexPage, page_of, set_locations
+from bookie_server.storage.index.index_page import (
+    PAGE_MASK,
+    PAGE_SHIFT,
+    IndexPage,
+    by_page,
+    page_of,
+    set_locations,
+)
 
 #: Share of the memory that is freed at once when the cache is full.
 _SWEEP_SHARE: Final = 32
@@ -65,8 +72,7 @@ class LedgerCache:
             return self._page(ledger_id, number, may_wait).get_at(entry_ids & PAGE_MASK)
         result = np.empty(len(entry_ids), np.int64)
         cold: list[PageKey] = []
-        for number in np.unique(numbers).tolist():
-            which = numbers == number
+        for number, which in by_page(entry_ids):
             try:
                 result[which] = self._page(ledger_id, number, may_wait).get_at(entry_ids[which] & PAGE_MASK)
             except ColdPageError as error:
