@@ -35,4 +35,6 @@ def gather(data: Bytes, starts: Int64s, size_bytes: int) -> npt.NDArray[np.void]
 
 def gather_rows(data: Bytes, starts: Int64s, size_bytes: int) -> Bytes:
     """Do the same as :func:`gather`. The result has a row for each of ``starts``."""
+    if not size_bytes:
+        return np.empty((len(starts), 0), np.uint8)
     return gather(data, starts, size_bytes).view(np.uint8).reshape(-1, size_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +26,10 @@ from bk_spark.protocol.errors import InvalidArgumentError
 #: Batches smaller than the first are joined with their neighbours, up to about the second.
 _SMALL_BATCH_BYTES: Final = 64 * 1024
 _JOINED_BATCH_BYTES: Final = 1024 * 1024
+#: The rows of a column of one text that is kept, and the most bytes of its text.
+_LEAST_KEPT_ROWS: Final = 1024
+_KEPT_ROWS: Final = 16 * 1024
+_KEPT_TEXT_BYTES: Final = 1024 * 1024
 _NONE: Final[frozenset[str]] = frozenset()
 _TIME: Final = pa.timestamp("ms", "UTC")
 
@@ -32,15 +38,25 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join small neighbouring ``batches``: each batch has a fixed cost for its reader."""
     small: list[pa.RecordBatch] = []
     size_bytes = 0
-    for batch in batches:
-        if batch.nbytes >= _SMALL_BATCH_BYTES or size_bytes >= _JOINED_BATCH_BYTES:
+    rest = iter(batches)
+    first = next(rest, None)
+    if first is None:
+        return
+    second = next(rest, None)
+    if second is None:
+        # A block of large rows or entries. To measure a batch takes longer than to find that it is alone.
+        yield first
+        return
+    for batch in itertools.chain((first, second), rest):
+        batch_bytes = batch.nbytes
+        if batch_bytes >= _SMALL_BATCH_BYTES or size_bytes >= _JOINED_BATCH_BYTES:
             yield from _as_one(small)
             small, size_bytes = [], 0
-        if batch.nbytes >= _SMALL_BATCH_BYTES:
+        if batch_bytes >= _SMALL_BATCH_BYTES:
             yield batch
         else:
             small.append(batch)
-            size_bytes += batch.nbytes
+            size_bytes += batch_bytes
     yield from _as_one(small)
 
 
@@ -63,6 +79,9 @@ class _Origin:
     def of_entries(cls, pieces: Pieces) -> _Origin:
         """Return the origin of rows that are one entry each."""
         counts = pieces.entries
+        if len(counts) == 1:
+            first = int(pieces.first[0])
+            return cls(pieces, counts, np.arange(first, first + int(counts[0])))
         shifts = pieces.first - pieces.entry_sums[:-1]
         return cls(pieces, counts, np.repeat(shifts, counts) + np.arange(int(counts.sum())))
 
@@ -86,22 +105,43 @@ class _Origin:
                 names = Payloads.of([name.encode() for name in pieces.logs])
                 known = pa.concat_arrays([binary_array(names), pa.nulls(1, pa.binary())])
                 # NO_LOG becomes the index of the null at the end.
-                numbers = int64_array(np.repeat(pieces.log % (len(pieces.logs) + 1), counts))
+                numbers = int64_array(_spread(pieces.log % (len(pieces.logs) + 1), counts))
                 return known.take(numbers).cast(pa.string())
             case "offset":
+                shifts = pieces.base_offset - pieces.first
                 return _or_nulls(
-                    pieces.base_offset, self.entry_ids + np.repeat(pieces.base_offset - pieces.first, counts)
+                    pieces.base_offset, self.entry_ids + (shifts if len(shifts) == 1 else np.repeat(shifts, counts))
                 )
             case "ledgerId":
-                return int64_array(np.repeat(pieces.ledger_id, counts))
+                return int64_array(_spread(pieces.ledger_id, counts))
             case "entryId":
                 return int64_array(self.entry_ids)
             case _:
-                return _or_nulls(pieces.timestamp_ms, np.repeat(pieces.timestamp_ms, counts), _TIME)
+                return _or_nulls(pieces.timestamp_ms, _spread(pieces.timestamp_ms, counts), _TIME)
+
+
+def _spread(values: Int64s, counts: Int64s) -> Int64s:
+    """Return the value of each piece in each of its rows."""
+    if len(values) == 1:
+        return np.full(int(counts[0]), values[0])
+    return np.repeat(values, counts)
 
 
 def _repeated(text: str, count: int) -> pa.Array:
     """Return a column with ``text`` in each row."""
+    rows = max(_LEAST_KEPT_ROWS, 1 << (count - 1).bit_length())
+    if rows > _KEPT_ROWS or rows * len(text) > _KEPT_TEXT_BYTES:
+        return _made(text, count)
+    return _kept(text, rows).slice(0, count)
+
+
+@functools.lru_cache(4)
+def _kept(text: str, count: int) -> pa.Array:
+    """Keep a column for the next batches: to make it takes as long as all other columns."""
+    return _made(text, count)
+
+
+def _made(text: str, count: int) -> pa.Array:
     data = text.encode()
     offsets = len(data) * np.arange(count + 1, dtype=np.int64)
     return binary_array(Payloads(memoryview(data * count), offsets)).cast(pa.string())

@@ -15,29 +15,31 @@ Both checksums are affine over the bits of a message of given length. The checks
 one table value per byte. So numpy computes the checksums of many headers at once, and only the payload needs one call
 per entry.
 
-Many payloads of one size are checked with a single checksum over all of them. A CRC is affine in its start value, too:
-``crc(b, v) == crc(b, 0) ^ M(v)``, where the linear map M depends only on the length of ``b``. So with payloads p0, p1,
-… of one size, ``crc(p0 + p1 + …, 0)`` follows from ``crc(p0, 0)``, ``crc(p1, 0)``, …. It is the exclusive or of these,
-after M is applied to each once for every payload that follows it. The digests of the entries give the expected checksum
-of each payload. From these, numpy computes the expected checksum of the whole. One call computes the actual one. A
-changed payload changes the whole as it would change its own checksum. Several changes cancel out with a probability of
-one in 2³², the same as for a wrong payload that fits its digest.
+Many entries are checked with a single checksum over all of their payloads, which lie one after the other. A CRC is
+affine in its start value and in its message: to start the checksum of ``b`` from ``v ^ w`` instead of ``v`` does the
+same as the exclusive or of ``w`` with the first four bytes of ``b``. Where payload i begins, the checksum so far is the
+digest of entry i - 1, if all are right, and it must go on from the checksum of header i. So the exclusive or of these
+two is applied to the first bytes of payload i, and the checksum of all payloads, started from the first header's, must
+be the last digest. A wrong payload, header or digest changes it as it would change its own checksum. Several changes
+cancel out with a probability of one in 2³², the same as for a wrong payload that fits its digest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Final
 
 import crc32c as _crc32c
 import numpy as np
 import numpy.typing as npt
 
+from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import DigestType
 
 Buffer = bytes | bytearray | memoryview
@@ -49,9 +51,7 @@ _Checksum = Callable[[Buffer, int], int]
 _HEADER_BYTES: Final = 32
 #: With fewer entries, numpy's fixed costs exceed the work.
 _TABLES_MIN: Final = 24
-#: Above this payload size, one checksum call for each payload costs little.
-_RUN_MAX_BYTES: Final = 16 * 1024
-_CRC_BITS: Final = 32
+_CRC_BYTES: Final = 4
 
 
 def master_key(password: bytes) -> bytes:
@@ -70,9 +70,12 @@ class DigestFunction(ABC):
     def many(self, headers: Bytes2D, payloads: Sequence[Buffer]) -> Bytes2D:
         """Return the digests of many entries, one row each. Each row of ``headers`` is one header (32 bytes)."""
 
-    def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, size: int) -> bool:
-        """Return whether ``digests`` fit the entries. Their payloads of ``size`` bytes are in one buffer."""
-        parts = [payloads[row * size : (row + 1) * size] for row in range(len(headers))]
+    def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, offsets: Int64s) -> bool:
+        """Return whether ``digests`` fit the entries. Payload ``i`` is ``payloads[offsets[i] : offsets[i + 1]]``.
+
+        Nobody else may use the buffer meanwhile. It is as before afterwards.
+        """
+        parts = [payloads[start:end] for start, end in itertools.pairwise(offsets.tolist())]
         return bool((self.many(headers, parts) == digests).all())
 
 
@@ -107,17 +110,31 @@ class _Crc(DigestFunction):
         found = list(map(checksum, payloads, befores))
         return np.array(found, self._dtype).view(np.uint8).reshape(len(found), self._digest_bytes)
 
-    def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, size: int) -> bool:
-        if len(headers) < _TABLES_MIN or size > _RUN_MAX_BYTES:
-            return super().all_right(headers, digests, payloads, size)
+    def all_right(self, headers: Bytes2D, digests: Bytes2D, payloads: memoryview, offsets: Int64s) -> bool:
+        count = len(headers)
+        if count < _TABLES_MIN or payloads.readonly:
+            return super().all_right(headers, digests, payloads, offsets)
+        sizes = np.diff(offsets)
+        size = int(sizes.min())
+        if size < _CRC_BYTES:
+            return super().all_right(headers, digests, payloads, offsets)
         checksum = self._checksum
         stored = np.ascontiguousarray(digests).view(self._dtype)[:, 0]
         if self._digest_bytes > 4 and (stored >> 32).any():
             return False
         befores = _header_checksums(checksum, headers)
-        # The digest is the payload's checksum, started from the header's. Remove that start, so that it starts from 0.
-        each = stored.astype(np.uint32) ^ _moved(checksum, size, befores)
-        return _joined(checksum, size, each) == checksum(payloads[: len(headers) * size], 0)
+        changes = stored[:-1].astype(np.uint32) ^ befores[1:]
+        start, end = int(offsets[0]), int(offsets[-1])
+        if size == int(sizes.max()):
+            firsts = np.ndarray((count - 1,), "<u4", payloads, start + size, (size,))
+            which: slice | Int64s = slice(None)
+        else:
+            firsts, which = np.ndarray((end - _CRC_BYTES + 1,), "<u4", payloads, strides=(1,)), offsets[1:-1]
+        firsts[which] ^= changes
+        try:
+            return checksum(payloads[start:end], int(befores[0])) == int(stored[-1])
+        finally:
+            firsts[which] ^= changes
 
 
 class _Hmac(DigestFunction):
@@ -169,48 +186,6 @@ def _tables(checksum: _Checksum) -> _Uint32s:
             header[position] = value
             changes[position, value] = checksum(header, 0) ^ zeros
     return changes
-
-
-def _moved(checksum: _Checksum, size: int, values: _Uint32s) -> _Uint32s:
-    """Return how each of ``values``, used as the start of a checksum over ``size`` bytes, changes that checksum."""
-    return _apply(_map(checksum, size, 0), values)
-
-
-def _joined(checksum: _Checksum, size: int, each: _Uint32s) -> int:
-    """Return the checksum (from 0) of concatenated payloads of ``size`` bytes with the checksums ``each``."""
-    level = 0
-    while len(each) > 1:
-        if len(each) % 2:
-            # Pad with zero: M maps it to zero, so it changes nothing.
-            each = np.concatenate([np.zeros(1, np.uint32), each])
-        each = _apply(_map(checksum, size, level), each[::2]) ^ each[1::2]
-        level += 1
-    return int(each[0])
-
-
-@lru_cache(256)
-def _map(checksum: _Checksum, size: int, level: int) -> _Uint32s:
-    """Return M of ``size << level`` bytes, as the result for each byte position and each byte value."""
-    if level:
-        half = _map(checksum, size, level - 1)
-        images = _apply(half, _apply(half, np.uint32(1) << np.arange(_CRC_BITS, dtype=np.uint32)))
-    else:
-        zeros = bytes(size)
-        still = checksum(zeros, 0)
-        images = np.array([checksum(zeros, 1 << bit) ^ still for bit in range(_CRC_BITS)], np.uint32)
-    tables = np.zeros((_CRC_BITS // 8, 256), np.uint32)
-    for bit, image in enumerate(images):
-        table, low = tables[bit // 8], 1 << bit % 8
-        table[low : 2 * low] = table[:low] ^ image
-    return tables
-
-
-def _apply(tables: _Uint32s, values: _Uint32s) -> _Uint32s:
-    parts = np.ascontiguousarray(values).astype("<u4", copy=False).view(np.uint8).reshape(-1, _CRC_BITS // 8)
-    found: _Uint32s = tables[0].take(parts[:, 0])
-    for position in range(1, _CRC_BITS // 8):
-        found ^= tables[position].take(parts[:, position])
-    return found
 
 
 _CRC32C: Final = _Crc(_crc32c.crc32c, 4)

@@ -133,18 +133,22 @@ def verify_records(
     uniform = count * stride == len(records) and int(sizes.max()) == size == int(sizes.min())
     entry_ids = np.arange(first_entry_id, first_entry_id + count)
     if uniform:
-        heads = _column(records, count, stride, _LENGTH_BYTES, payload_at)
+        headers = _column(records, count, stride, _LENGTH_BYTES, ENTRY_HEADER_BYTES)
+        digests = _column(records, count, stride, _LENGTH_BYTES + ENTRY_HEADER_BYTES, digest_type.digest_bytes)
         # One strided copy, so that the receive buffer can be freed.
         joined = _column(records, count, stride, _LENGTH_BYTES + payload_at, size - payload_at).reshape(-1).data
         offsets = (size - payload_at) * np.arange(count + 1, dtype=np.int64)
-        payloads = Payloads(joined, offsets)
-        good, max_lac = _verify(heads, payloads, ledger_id, entry_ids, digest, size - payload_at)
-        return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
-    heads = gather_rows(np.frombuffer(records, np.uint8), starts, payload_at)
-    bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
-    views = [records[start:end] for start, end in bounds]
-    good, max_lac = _verify(heads, views, ledger_id, entry_ids, digest)
-    return EntryBlock(first_entry_id, Payloads.of(views[:good]), max_lac)
+    else:
+        data = np.frombuffer(records, np.uint8)
+        headers = gather_rows(data, starts, ENTRY_HEADER_BYTES)
+        digests = gather_rows(data, starts + ENTRY_HEADER_BYTES, digest_type.digest_bytes)
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(sizes - payload_at, out=offsets[1:])
+        bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
+        joined = memoryview(bytearray(b"").join([records[start:end] for start, end in bounds]))
+    payloads = Payloads(joined, offsets)
+    good, max_lac = _verify(headers, digests, payloads, ledger_id, entry_ids, digest)
+    return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
 
 
 def verify_stored(
@@ -159,22 +163,24 @@ def verify_stored(
     count, payload_at = len(stored), ENTRY_HEADER_BYTES + digest_type.digest_bytes
     if count >= _VECTOR_MIN and min(map(len, stored)) >= payload_at:
         heads = np.frombuffer(b"".join([one[:payload_at] for one in stored]), np.uint8).reshape(count, payload_at)
-        payloads = [one[payload_at:] for one in stored]
+        views = [one[payload_at:] for one in stored]
+        payloads = Payloads(memoryview(bytearray(b"").join(views)), Payloads.offsets_of(views))
         entry_ids = first_entry_id + step * np.arange(count)
-        good, max_lac = _verify(heads, payloads, ledger_id, entry_ids, digest)
-        return EntryBlock(first_entry_id, Payloads.of(payloads[:good]), max_lac)
-    payloads = []
+        headers, digests = np.ascontiguousarray(heads[:, :ENTRY_HEADER_BYTES]), heads[:, ENTRY_HEADER_BYTES:]
+        good, max_lac = _verify(headers, digests, payloads, ledger_id, entry_ids, digest)
+        return EntryBlock(first_entry_id, payloads.part(0, good), max_lac)
+    singles: list[memoryview] = []
     max_lac = -1
     for index, one in enumerate(stored):
         try:
             entry = verify_entry(one, ledger_id, first_entry_id + index * step, digest_type, digest)
         except DigestMismatchError:
-            if not payloads:
+            if not singles:
                 raise
             break
-        payloads.append(entry.payload)
+        singles.append(entry.payload)
         max_lac = max(max_lac, entry.last_add_confirmed)
-    return EntryBlock(first_entry_id, Payloads.of(payloads), max_lac)
+    return EntryBlock(first_entry_id, Payloads.of(singles), max_lac)
 
 
 def pack_lac(ledger_id: int, last_add_confirmed: int, digest: DigestFunction) -> bytes:
@@ -195,34 +201,30 @@ def verify_lac(packet: Buffer, ledger_id: int, digest_type: DigestType, digest: 
 
 
 def _verify(
-    heads: npt.NDArray[np.uint8],
-    payloads: Payloads | Sequence[memoryview],
+    headers: npt.NDArray[np.uint8],
+    digests: npt.NDArray[np.uint8],
+    payloads: Payloads,
     ledger_id: int,
     entry_ids: Int64s,
     digest: DigestFunction,
-    size: int | None = None,
 ) -> tuple[int, int]:
     """Return the number of leading entries that are right, and their highest LAC.
 
-    A row of ``heads`` is an entry's header and digest. ``size`` is the size of each payload, if the payloads follow one
-    another from the start of their buffer. Raises DigestMismatchError if the first entry is wrong.
+    There is a row for each entry, contiguous in ``headers``. Nobody else has the buffer of ``payloads``. Raises
+    DigestMismatchError if the first entry is wrong.
     """
-    heads = np.ascontiguousarray(heads)
-    count, stride = heads.shape
-    rows = _column(heads.data.cast("B"), count, stride, 0, ENTRY_HEADER_BYTES)
-    headers = rows.view(ENTRY_HEADER_DTYPE)[:, 0]
-    right = headers["ledger"] == ledger_id
-    right &= headers["entry"] == entry_ids
-    digests = heads[:, ENTRY_HEADER_BYTES:]
-    if size is None or not isinstance(payloads, Payloads) or not digest.all_right(rows, digests, payloads.data, size):
+    fields = headers.view(ENTRY_HEADER_DTYPE)[:, 0]
+    right = fields["ledger"] == ledger_id
+    right &= fields["entry"] == entry_ids
+    if not digest.all_right(headers, digests, payloads.data, payloads.offsets):
         # Find which of them are right.
-        right &= (digest.many(rows, list(payloads)) == digests).all(axis=1)
+        right &= (digest.many(headers, list(payloads)) == digests).all(axis=1)
     good = len(payloads) if right.all() else int(np.argmin(right))
     if good == 0:
         raise DigestMismatchError(
             "digest, ledger or entry id is wrong", ledger_id=ledger_id, entry_id=int(entry_ids[0])
         )
-    return good, int(headers["lac"][:good].max())
+    return good, int(fields["lac"][:good].max())
 
 
 def _column(data: memoryview, count: int, stride: int, at: int, size: int) -> npt.NDArray[np.uint8]:

@@ -231,7 +231,7 @@ MUTATIONS: Final = (
     Mutation(
         "An entry with another id is wrong, whatever its digest.",
         "bk_spark/protocol/entries/entry.py",
-        '    right &= headers["entry"] == entry_ids\n',
+        '    right &= fields["entry"] == entry_ids\n',
         "",
         ("tests/unit/test_protocol_entry_blocks.py::test_wrong_ledger_and_gaps[3-DigestType.CRC32]",),
     ),
@@ -241,6 +241,13 @@ MUTATIONS: Final = (
         "if self._digest_bytes > 4 and (stored >> 32).any():",
         "if self._digest_bytes > 8 and (stored >> 32).any():",
         ("tests/unit/test_protocol_digest_runs.py::test_right_digests_are_right_and_any_change_is_found[24-CRC32]",),
+    ),
+    Mutation(
+        "Payloads are as before when they were checked together.",
+        "bk_spark/protocol/entries/digest.py",
+        "        finally:\n            firsts[which] ^= changes\n",
+        "        finally:\n            pass\n",
+        ("tests/unit/test_protocol_digest_runs.py::test_right_digests_are_right_and_any_change_is_found[24-CRC32C]",),
     ),
     Mutation(
         "The checksum of a header counts each byte that is not equal in all headers of an answer.",
