@@ -159,7 +159,7 @@ def test_neighbours_are_fetched_by_one_call(logs: Logs, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "preadv", counted)
     entries = logs.read([(4, i) for i in range(10)])
     assert [bytes(entries.entry(i)) for i in range(10)] == [stored(4, i, size) for i in range(10)]
-    assert len(calls) == (1 if size <= 65_572 else 2)  # the end of the last one is not known
+    assert len(calls) == 1
 
 
 def test_large_entries_before_a_damaged_end_are_read(logs: Logs, tmp_path: Path) -> None:

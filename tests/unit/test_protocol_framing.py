@@ -203,5 +203,5 @@ def test_the_room_for_an_expected_frame_is_given_up_once_a_small_one_came() -> N
     feed(buffer, stream_of([b"small"] * 40))
     assert buffer.capacity_bytes == 64
     # Of a very large one it is not kept.
-    feed(buffer, stream_of([bytes(64 * 8)]))
+    feed(buffer, stream_of([bytes(64 * 10)]))
     assert buffer.capacity_bytes == 64

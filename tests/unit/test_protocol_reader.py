@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code, DigestType
@@ -22,7 +23,7 @@ from bk_spark.protocol.errors import (
 )
 from bk_spark.protocol.ledger.metadata_calls import MetadataFailed, MetadataFound, ReadMetadata
 from bk_spark.protocol.ledger.reading.ledger_view import LedgerKey, LedgerView
-from bk_spark.protocol.ledger.reading.range_pass import RangePass
+from bk_spark.protocol.ledger.reading.range_pass import APART_BYTES, RangePass
 from bk_spark.protocol.ledger.reading.read_actions import (
     BatchRead,
     BatchRefused,
@@ -258,7 +259,13 @@ def test_requests_are_sized_by_the_entries_read_so_far() -> None:
         for entry in second.entry_ids
     }
     machine.handle(EntriesRead(second.request_id, large))
-    assert machine.next_block() is not None
+    # They are given one by one. The next ones are asked for when none is left.
+    for entry in second.entry_ids:
+        assert machine.take_actions() in ([], [StopTimer(second.request_id)])
+        block = machine.next_block()
+        assert block is not None
+        assert block.first_entry_id == entry
+        assert len(block) == 1
     assert len(asked().entry_ids) == 3
 
 
@@ -631,6 +638,53 @@ def test_entries_that_follow_each_other_are_read_in_a_batch() -> None:
     assert reader.finished
     striped = ReaderUnderTest(ledger(Quorum(3, 2, 2)), 0, 11, max_answer_bytes=10_000, chunk_entries=12)
     assert all(isinstance(request, ReadEntries) for request in striped.asked)
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_large_entries_of_an_answer_are_given_one_by_one_from_its_memory(single: bool) -> None:
+    reader = ReaderUnderTest(ledger(), 0, 7, chunks_in_flight=1, max_answer_bytes=None if single else 1 << 22)
+    kept = []
+
+    def answer(entry_ids: range, wrong: int = -1) -> None:
+        (request,) = reader.asked
+        found = [stored(entry, entry - 1, bytes([entry]) * APART_BYTES) for entry in entry_ids]
+        if wrong in entry_ids:
+            found[wrong] = memoryview(bytes(found[wrong][:-1]) + b"!")
+        event: EntriesRead | BatchRead
+        if single:
+            ids = zip(entry_ids, found, strict=True)
+            kept.extend(found)
+            event = EntriesRead(request.request_id, {i: ReadAnswer(LEDGER, i, Code.OK, one) for i, one in ids})
+        else:
+            kept.append(memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in found)))
+            event = BatchRead(request.request_id, Code.OK, kept[-1])
+        reader.tell(request, event)
+
+    answer(range(4), wrong=2)
+    assert reader.machine.next_block() is None
+    # The rest comes in another answer, with an entry that nobody asked for.
+    assert reader.open() == [("b1", [2, 3])]
+    answer(range(2, 4) if single else range(2, 5))
+    blocks = []
+    for _ in range(4):
+        assert reader.asked == []
+        blocks.append(reader.machine.next_block())
+        reader.take()
+    assert [(block.first_entry_id, len(block)) for block in blocks if block is not None] == [(i, 1) for i in range(4)]
+    for entry_id, block in enumerate(blocks):
+        assert block is not None
+        assert bytes(block.payloads[0]) == bytes([entry_id]) * APART_BYTES
+        assert block.max_lac == (2 if single else 3)
+        assert any(
+            np.shares_memory(np.frombuffer(block.payloads.data, np.uint8), np.frombuffer(one, np.uint8)) for one in kept
+        )
+    # Small ones are joined, as before.
+    assert reader.machine.next_block() is None
+    (request,) = reader.asked
+    reader.answer(request)
+    found = reader.machine.next_block()
+    assert found is not None
+    assert len(found) == 4
 
 
 def test_a_bookie_that_refuses_batch_reads_is_asked_one_by_one_and_remembered() -> None:

@@ -32,7 +32,7 @@ _U32: Final = struct.Struct(">I")
 _UNIFORM_RUN: Final = 8
 #: After a frame of up to this many chunks, another one of about its size is expected. When a larger frame begins,
 #: moving its first chunk costs little compared with the rest.
-_MOST_EXPECTED_CHUNKS: Final = 8
+_MOST_EXPECTED_CHUNKS: Final = 10
 #: The next one may be larger by one part in this many.
 _EXPECTED_MORE: Final = 8
 _COMMON_BYTES: Final = 256 * 1024

@@ -128,10 +128,12 @@ class EntryLogReader:
             if last - first > 1:
                 room = int(run[0]) + max(limit_bytes - base, 1)
                 run = run[: max(1, int(np.searchsorted(run, room)))]
-            region = self._read_region(int(run[0]), int(run[-1]), at_once_bytes)
+            # The last of neighbours is probably as large as the one before it.
+            likely_bytes = int(run[-1] - run[-2]) if len(run) > 1 else 0
+            region = self._read_region(int(run[0]), int(run[-1]), likely_bytes, at_once_bytes)
             if region is None and len(run) > 1:  # perhaps only the last of them cannot be read
                 run = run[:1]
-                region = self._read_region(int(run[0]), int(run[0]), at_once_bytes)
+                region = self._read_region(int(run[0]), int(run[0]), 0, at_once_bytes)
             if region is None:
                 starts.append(np.full(len(run), -1, np.int64))
             else:
@@ -185,17 +187,22 @@ class EntryLogReader:
             return None
         return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
-    def _read_region(self, first_location: int, last_location: int, at_once_bytes: int | None) -> Bytes | None:
-        """The bytes from the first entry's size to the last entry's end; None if they cannot be read."""
+    def _read_region(
+        self, first_location: int, last_location: int, likely_bytes: int, at_once_bytes: int | None
+    ) -> Bytes | None:
+        """The bytes from the first entry's size to the last entry's end; None if they cannot be read. The last record
+        has probably ``likely_bytes``."""
         entry_log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
         last = (last_location & OFFSET_MASK) - LENGTH_BYTES
         may_wait = at_once_bytes is None
         if first < HEADER_BYTES:
             return None
+        if at_once_bytes is not None and likely_bytes > LENGTH_BYTES + at_once_bytes:
+            raise WouldBlockError
         try:
             with self._fds.borrow(entry_log_id) as fd:
                 log_end = os.fstat(fd).st_size
-                end = min(last + LENGTH_BYTES + self._guess_bytes, log_end)
+                end = min(last + max(LENGTH_BYTES + self._guess_bytes, likely_bytes), log_end)
                 if last + LENGTH_BYTES + MIN_RECORD_BYTES > end:
                     return None
                 region = _fetch(fd, first, end, may_wait)

@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bk_spark.protocol.codes import Code
-from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, EntryBlock, verify_records, verify_stored
+from bk_spark.protocol.entries.entry import (
+    ENTRY_HEADER_BYTES,
+    EntryBlock,
+    stored_in,
+    verify_apart,
+    verify_records,
+    verify_stored,
+)
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookieTimeoutError, BookieUnavailableError, BookKeeperError
 from bk_spark.protocol.ledger.reading.lac import NO_ANSWER
@@ -46,6 +53,8 @@ from bk_spark.protocol.wire.code_errors import AbsentError, check_read
 
 #: The maximum number of single reads sent at once. The rest of a request follows. This limits a bookie's load.
 _MAX_SINGLE_READS: Final = 250
+#: Entries that are this large on average are given to the caller one by one. To join them costs a copy.
+APART_BYTES: Final = 256 * 1024
 #: Bytes of an answer to a batch read besides the entries.
 _BATCH_RESERVE_BYTES: Final = 1024
 
@@ -63,6 +72,19 @@ class _Chunk:
     answers: list[tuple[range, Payloads]] = field(default_factory=list)
     #: By the entry that could not be read.
     errors: dict[int, BookKeeperError] = field(default_factory=dict)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it has several answers that are too large to be joined."""
+        if len(self.answers) < 2 or self.errors:
+            return False
+        return all(ids.step == 1 and payloads.size_bytes >= APART_BYTES for ids, payloads in self.answers)
+
+    def first_block(self, max_lac: int) -> EntryBlock:
+        """Remove the first of several answers, and return it."""
+        ids, payloads = self.answers.pop(0)
+        self.entry_ids = range(ids.stop, self.entry_ids.stop)
+        return EntryBlock(ids.start, payloads, max_lac)
 
     @property
     def good_ids(self) -> range:
@@ -163,10 +185,13 @@ class RangePass:
         if self.outcome is not None or not self._chunks or self._chunks[0].open_parts:
             return None
         chunk = self._chunks[0]
-        block = chunk.block(self._max_lac) if chunk.good_ids else None
+        is_apart = chunk.is_apart
+        block = chunk.first_block(self._max_lac) if is_apart else chunk.block(self._max_lac) if chunk.good_ids else None
         if block is not None:
             average = block.payloads.size_bytes / len(block)
             self._average_bytes = average if not self._average_bytes else (self._average_bytes + average) / 2
+        if is_apart:
+            return block
         if chunk.errors:
             chunk.entry_ids = range(chunk.good_ids.stop, chunk.entry_ids.stop)
         else:
@@ -200,20 +225,26 @@ class RangePass:
         if request_id in self._refused:
             self._without_batch_reads.add(part.asked[request_id])
         try:
-            block = self._block(part.entry_ids, event)
+            blocks = self._blocks(part.entry_ids, event)
         except AbsentError:
             self._on_error(request_id, Answer.ABSENT, "does not have it")
         except BookKeeperError as error:
             self._on_error(request_id, Answer.UNKNOWN, error.message)
         else:
-            self._on_entries(request_id, block)
+            self._on_entries(request_id, blocks)
 
-    def _block(self, entry_ids: range, event: EntriesRead | BatchRead) -> EntryBlock:
-        """Verify the first entries of an answer and return them, at least one."""
+    def _blocks(self, entry_ids: range, event: EntriesRead | BatchRead) -> list[EntryBlock]:
+        """Verify the first entries of an answer and return them, at least one. Large ones are not joined."""
         ledger = self._ledger
+        check = ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest
         if isinstance(event, BatchRead):
             check_read(event.code)
-            return verify_records(event.records, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest)
+            if len(event.records) < APART_BYTES * len(entry_ids):
+                return [verify_records(event.records, *check)]
+            stored_entries = stored_in(event.records, ledger.ledger_id)
+            if stored_entries and len(event.records) >= APART_BYTES * len(stored_entries):
+                return verify_apart(stored_entries, *check)
+            return [verify_records(event.records, *check)]
         answers = event.answers
         stored: list[memoryview] = []
         good = Code.OK
@@ -224,19 +255,21 @@ class RangePass:
                     break
                 check_read(answer.code)
             stored.append(answer.stored)
-        return verify_stored(
-            stored, ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest, entry_ids.step
-        )
+        if sum(map(len, stored)) >= APART_BYTES * len(stored):
+            return verify_apart(stored, *check, entry_ids.step)
+        return [verify_stored(stored, *check, entry_ids.step)]
 
-    def _on_entries(self, request_id: int, block: EntryBlock) -> None:
+    def _on_entries(self, request_id: int, blocks: list[EntryBlock]) -> None:
         part = self._parts[request_id]
         winner = self._forget(request_id)
         others = list(part.asked.values())
         self._stop(part)
-        self._max_lac = max(self._max_lac, block.max_lac)
-        count = min(len(block), len(part.entry_ids))
-        part.chunk.answers.append((part.entry_ids[:count], block.payloads.part(0, count)))
-        part.entry_ids = part.entry_ids[count:]
+        for block in blocks:
+            self._max_lac = max(self._max_lac, block.max_lac)
+            count = min(len(block), len(part.entry_ids))
+            if count:
+                part.chunk.answers.append((part.entry_ids[:count], block.payloads.part(0, count)))
+            part.entry_ids = part.entry_ids[count:]
         if part.entry_ids:
             # Replicas that failed for an earlier entry of the part may have this one.
             part.replicas = [winner, *part.replicas, *others, *part.failed]

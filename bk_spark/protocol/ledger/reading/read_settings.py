@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-#: The intended size of an answer in bytes.
-REQUEST_BYTES: Final = 1024 * 1024
+#: The intended size of an answer in bytes. Two entries of 1 MiB fit.
+REQUEST_BYTES: Final = 2 * 1024 * 1024
 #: The same over gRPC, where a message costs more than its bytes do. Three entries of 1 MiB fit.
 GRPC_REQUEST_BYTES: Final = 13 * 256 * 1024
 
