@@ -75,6 +75,17 @@ def test_many_at_once_are_as_one_by_one(digest_type: DigestType, count: int) -> 
         assert row.tobytes() == digest(header.tobytes(), data[start:end])
 
 
+@pytest.mark.parametrize("size", [0, 1, 100, 416, 417, 2000])
+@pytest.mark.parametrize("digest_type", DigestType, ids=lambda kind: kind.name)
+def test_rows_of_one_size_are_as_one_by_one(digest_type: DigestType, size: int) -> None:
+    digest = digest_function(digest_type, b"pw")
+    table = np.frombuffer(Random(size).randbytes(60 * (size + 50)), np.uint8).reshape(60, size + 50)
+    # The rows lie within longer ones, as in frames.
+    rows = table[:, 18:]
+    expected = [digest(row[:32].tobytes(), row[32:].tobytes()) for row in rows]
+    assert [bytes(one) for one in digest.of_rows(rows)] == expected
+
+
 @pytest.mark.parametrize("digest_type", DigestType, ids=lambda kind: kind.name)
 def test_headers_that_differ_in_any_byte_alone_have_digests_of_their_own(digest_type: DigestType) -> None:
     digest, random = digest_function(digest_type, b"testPasswd"), Random(1)

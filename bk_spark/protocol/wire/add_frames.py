@@ -172,14 +172,14 @@ class PrefixPackager(ABC):
         """Return frames with payloads of one ``size``."""
         count, prefix_bytes, start = len(heads), self._prefix_bytes, int(payloads.offsets[0])
         out = np.empty((count, self.overhead_bytes + size), np.uint8)
-        out[:, :prefix_bytes] = heads
         rows = np.frombuffer(payloads.data, np.uint8, count * size, start).reshape(count, size)
         out[:, self.overhead_bytes :] = rows
         if self._digest_bytes:
-            # Copies cost an eighth of views, and Python's cycle collector does not look at them.
-            copies = np.frombuffer(payloads.data, f"V{size}", count, start).tolist() if size else [b""] * count
-            headers = heads[:, -ENTRY_HEADER_BYTES:]
-            out[:, prefix_bytes : self.overhead_bytes] = self._digest.many(headers, copies)
+            # For now, the headers lie beside the payloads. The digests come between them.
+            entries = out[:, self.overhead_bytes - ENTRY_HEADER_BYTES :]
+            entries[:, :ENTRY_HEADER_BYTES] = heads[:, -ENTRY_HEADER_BYTES:]
+            out[:, prefix_bytes : self.overhead_bytes] = self._digest.of_rows(entries)
+        out[:, :prefix_bytes] = heads
         return out.reshape(-1).data
 
     def _joined(self, heads: Bytes2D, payloads: list[Buffer]) -> memoryview:
