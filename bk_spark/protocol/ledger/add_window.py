@@ -256,15 +256,11 @@ class PendingAdds:
             for entry_id in entry_ids.tolist():
                 self._on_one_held(index, entry_id)
             return
-        rows = self._rows(index, entry_ids)
-        if len(rows) > 1 and (rows[1:] <= rows[:-1]).any():
+        which = self._run(entry_ids)
+        if which is None:
+            rows = self._rows(index, entry_ids)
             # An answer may come twice.
-            rows = np.unique(rows)
-        elif not len(rows):
-            return
-        first, last = int(rows[0]), int(rows[-1])
-        # Nearly always a run, since a bookie answers in the order of the requests.
-        which = slice(first, last + 1) if last - first == len(rows) - 1 else rows
+            which = np.unique(rows) if len(rows) > 1 and (rows[1:] <= rows[:-1]).any() else rows
         states = self._states[which, index]
         owed = states & _OWED != 0
         self._held[which] += states & _HELD == 0
@@ -357,6 +353,15 @@ class PendingAdds:
         if self._quorum.striped:
             here &= self._is_member(index, entry_ids)
         return np.asarray(rows[here] + self._start, np.int64)
+
+    def _run(self, entry_ids: Int64s) -> slice | Int64s | None:
+        """Return the array rows of ``entry_ids`` if they follow each other and are in the window, and every bookie
+        stores them: nearly always, since a bookie answers in the order of the requests. Else None."""
+        first, count = int(entry_ids[0]) - self.first_entry_id, len(entry_ids)
+        is_run = not self._quorum.striped and 0 <= first <= len(self) - count
+        if is_run and (entry_ids[1:] - entry_ids[:-1] == 1).all():
+            return slice(self._start + first, self._start + first + count)
+        return None
 
     def _is_member(self, index: int | Int64s, entry_ids: Int64s) -> Bools:
         quorum = self._quorum

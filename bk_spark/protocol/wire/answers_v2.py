@@ -12,15 +12,17 @@ import numpy as np
 from bk_spark.protocol.arrays import Int32s, Int64s, gather
 from bk_spark.protocol.codes import V2, Code, OpV2
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import Frames
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames
 from bk_spark.protocol.wire.wire_v2 import ANSWER_BYTES
 
 _ANSWER: Final = struct.Struct(">Iiqq")
-_ANSWER_DTYPE: Final = np.dtype([("header", ">u4"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")])
+#: ``kind`` is version and operation, the upper half of the header.
+_ANSWER_DTYPE: Final = np.dtype([("kind", ">u2"), ("flags", ">u2"), ("rc", ">i4"), ("ledger", ">i8"), ("entry", ">i8")])
 _REQUEST_ID: Final = struct.Struct(">q")
 #: With fewer neighbouring answers to adds, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 8
 _ADD: Final = int(OpV2.ADD)
+_ADD_KIND: Final = V2 << 8 | _ADD
 _READ: Final = int(OpV2.READ)
 _BATCH_READ: Final = int(OpV2.BATCH_READ)
 
@@ -102,16 +104,13 @@ def _add_answers(answers: list[tuple[int, int, int]]) -> AddAnswers:
 
 def _same_adds(frames: Frames) -> AddAnswers | None:
     """Return all answers at once if every one is of an add, else None."""
-    starts = frames.starts
-    data = np.frombuffer(frames.data, np.uint8)
-    if int(starts[-1] - starts[0]) == (len(starts) - 1) * (ANSWER_BYTES + 4):
-        first = int(starts[0]) - 4
-        table = data[first : first + len(starts) * (ANSWER_BYTES + 4)].reshape(len(starts), -1)
-        answers = np.ascontiguousarray(table[:, 4:]).view(_ANSWER_DTYPE)[:, 0]
+    starts, count, stride = frames.starts, len(frames.starts), ANSWER_BYTES + LENGTH_BYTES
+    if int(starts[-1] - starts[0]) == (count - 1) * stride:
+        answers = np.ndarray((count,), _ANSWER_DTYPE, frames.data, int(starts[0]), (stride,))
     else:
-        answers = gather(data, starts, ANSWER_BYTES).view(_ANSWER_DTYPE)
-    headers = answers["header"]
-    if (headers >> 24 != V2).any() or (headers >> 16 & 0xFF != _ADD).any():
+        answers = gather(np.frombuffer(frames.data, np.uint8), starts, ANSWER_BYTES).view(_ANSWER_DTYPE)
+    # Not the flags, which are the lower half.
+    if (answers["kind"] != _ADD_KIND).any():
         return None
     return AddAnswers(
         answers["ledger"].astype(np.int64), answers["entry"].astype(np.int64), answers["rc"].astype(np.int32)

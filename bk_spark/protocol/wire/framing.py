@@ -284,15 +284,18 @@ def _cut(buffer: memoryview, position: int, end: int, max_frame_bytes: int) -> t
         previous = length
         if equal >= _UNIFORM_RUN:
             count = _count_equal(buffer, position, end, length)
-            if singles:
-                starts.append(np.array(singles, np.int64))
-                lengths.append(np.array(single_lengths, np.int64))
-                singles, single_lengths = [], []
             stride = length + LENGTH_BYTES
             if count:
-                starts.append(position + LENGTH_BYTES + stride * np.arange(count, dtype=np.int64))
-                lengths.append(np.full(count, length, np.int64))
-                position += count * stride
+                # With those that were stepped over. Mostly nothing is left before them, and nothing has to be joined.
+                stepped = min(equal, len(singles))
+                del singles[len(singles) - stepped :], single_lengths[len(single_lengths) - stepped :]
+                if singles:
+                    starts.append(np.array(singles, np.int64))
+                    lengths.append(np.array(single_lengths, np.int64))
+                    singles, single_lengths = [], []
+                first, position = position - stepped * stride + LENGTH_BYTES, position + count * stride
+                starts.append(np.arange(first, position + LENGTH_BYTES, stride))
+                lengths.append(np.full(count + stepped, length, np.int64))
                 equal = 0
                 continue
         if end - position < LENGTH_BYTES + length:
@@ -327,10 +330,9 @@ def _count_equal(buffer: memoryview, position: int, end: int, length: int) -> in
     most = (end - position) // stride
     if most == 0:
         return 0
-    rows = np.frombuffer(buffer, np.uint8, most * stride, position).reshape(most, stride)
-    prefixes = rows[:, :LENGTH_BYTES].copy().view(">u4")[:, 0]
-    different = np.flatnonzero(prefixes != length)
-    return int(different[0]) if len(different) else most
+    prefixes = np.ndarray((most,), "<u4", buffer, position, (stride,))
+    equal = prefixes == int.from_bytes(_U32.pack(length), "little")
+    return most if equal.all() else int(np.argmin(equal))
 
 
 def frame_bytes(beginning: Buffer, at: int = 0) -> int:

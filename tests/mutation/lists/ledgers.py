@@ -52,8 +52,8 @@ MUTATIONS: Final = (
     Mutation(
         "Answers with gaps between them say nothing of the entries in the gaps.",
         "bk_spark/protocol/ledger/add_window.py",
-        " if last - first == len(rows) - 1 else rows",
-        "",
+        "if is_run and (entry_ids[1:] - entry_ids[:-1] == 1).all():",
+        "if is_run:",
         ("tests/unit/test_protocol_add_window.py::test_against_the_model",),
     ),
     Mutation(
