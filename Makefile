@@ -41,13 +41,14 @@ BENCH_ROUNDS ?= 3
 # Whole manifests. The others are patches, or files of kustomize.
 MANIFESTS := $(filter-out %/kustomization.yaml %/bookie-rack.yaml,$(wildcard deploy/kubernetes/*/*.yaml))
 
-.PHONY: help demo notebooks docs test faults heal-faults stream-faults handed-over rolling sparks simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench bench-compare bench-check proto release clean
+.PHONY: help demo notebooks docs test deployed faults heal-faults stream-faults handed-over rolling sparks simulate simulate-logs simulate-collection simulate-auditing simulate-replication simulate-mutants explore crash fuzz nightly mutants lint format bench bench-compare bench-check proto release clean
 
 help:
 	@echo "make demo    write real flight data with Spark to four bookies, kill one, and read it back"
 	@echo "make notebooks  run the notebooks, each in a clean kernel, and save their outputs"
 	@echo "make docs    build the site with all pages and the Python API: build/docs/index.html"
 	@echo "make test    run all tests: unit, integration, Spark, interop with Apache's Java, faults"
+	@echo "make deployed  run the files of deploy/ with Docker and with systemd, as root on Debian: PARTS=\"compose spark\""
 	@echo "make faults  run more fault tests with failing servers and links: SEEDS=1-50, or 7, or 3,8"
 	@echo "make heal-faults  kill bookies for good, and those that repair, under load: SEEDS=1-20, or 7, or 3,8"
 	@echo "make stream-faults  run streaming queries while their processes and servers are killed: SEEDS=1-50"
@@ -107,6 +108,10 @@ test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_java.sh --build
 	@scripts/ensure_test_programs.sh $(BIN)
 	TEST_TURNS=$(or $(TEST_TURNS),$(if $(PYTEST_ARGS),all,today)) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+# Docker and systemd come from Debian's packages, into build/deployed (1.6 GB and one or two minutes, once).
+deployed: $(STAMP)
+	$(BIN)/python -m tests.deployed $(PARTS)
 
 faults: $(STAMP)
 	@scripts/ensure_java.sh
