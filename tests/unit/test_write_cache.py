@@ -220,3 +220,65 @@ def test_halves_change_places() -> None:
     cache.drop_flushed()
     assert [ledger in cache for ledger in (1, 2, 3)] == [False, False, True]
     assert cache.swap() is not first
+
+
+def test_memory_of_a_half_that_was_dropped_is_filled_again_unless_somebody_has_it() -> None:
+    size, count = 1000, 9000  # three extents, of which the last is not full
+    cache = WriteCache(1 << 30)
+
+    def filled(ledger_id: int) -> CacheHalf:
+        fill(cache.active, *[(ledger_id, i, size) for i in range(count)])
+        return cache.active
+
+    def extents(half: CacheHalf, ledger_id: int) -> list[Bytes]:
+        positions = half.get(ledger_id, np.arange(count))
+        assert positions is not None
+        firsts = np.unique(positions >> 32, return_index=True)[1]
+        return [half.fetch(positions[first:], 1 << 30).data for first in firsts]
+
+    def dropped() -> None:
+        cache.swap()
+        cache.drop_flushed()
+
+    where = [one.ctypes.data for one in extents(filled(1), 1)]
+    assert len(where) == 3
+    half = cache.active
+    # A peer reads slowly: a part of an answer, as numpy and as bytes have it.
+    held = half.fetch(half.get(1, np.arange(5)), 1 << 20)  # type: ignore[arg-type]
+    held_view = half.fetch_one(int(half.get(1, np.array([8999]))[0]))[10:20]  # type: ignore[index]
+    part = held.data[100:200]
+    del held
+    before = bytes(part), bytes(held_view)
+    dropped()
+    second = [one.ctypes.data for one in extents(filled(2), 2)]
+    assert set(second) & set(where) == {where[1]}
+    assert (bytes(part), bytes(held_view)) == before
+    assert bytes(cache.active.fetch_one(int(cache.active.get(2, np.array([8999]))[0]))) == stored(2, 8999, size)  # type: ignore[index]
+    # Nobody has that of the second half. While it is flushed, the next one needs memory of its own.
+    flushing = cache.swap()
+    third = [one.ctypes.data for one in extents(filled(3), 3)]
+    assert not set(third) & set(second)
+    assert bytes(flushing.fetch_one(int(flushing.get(2, np.array([0]))[0]))) == stored(2, 0, size)  # type: ignore[index]
+    cache.drop_flushed()
+    dropped()
+    fourth = [one.ctypes.data for one in extents(filled(4), 4)]
+    assert set(fourth) == set(third)
+    # As much is kept as the last half needed: nothing, once nothing was added.
+    dropped()
+    dropped()
+    fill(cache.active, (5, 0, size))
+    tracemalloc.start()
+    fill(cache.active, *[(5, i, size) for i in range(1, 5000)])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes > 4 << 20
+
+
+def test_data_that_are_kept_as_received_are_never_overwritten() -> None:
+    cache = WriteCache(1 << 30)
+    received = np.zeros(4 << 20, np.uint8)
+    cache.active.store(received.data)
+    cache.swap()
+    cache.drop_flushed()
+    fill(cache.active, (1, 0, 1000))
+    assert not received.any()
