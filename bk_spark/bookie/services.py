@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -239,9 +239,17 @@ class ClusterServices:
 
     def _choose_replacement(self, quorum: Quorum, ensemble: Sequence[str], index: int, exclude: Collection[str]) -> str:
         usable = set(self._registry.writable()).difference(ensemble, exclude)
-        racks = self._racks.of([*ensemble, *usable])
         self._wanting = True
-        chosen = self._placement.replacement(
+        chosen, _ = self._replacement(self._placement, quorum, ensemble, index, usable)
+        self._wanting = False
+        return chosen
+
+    def _replacement(
+        self, placement: Placement, quorum: Quorum, ensemble: Sequence[str], index: int, usable: set[str]
+    ) -> tuple[str, Mapping[str, str]]:
+        """Return one of ``usable``, and the racks of all."""
+        racks = self._racks.of([*ensemble, *usable])
+        chosen = placement.replacement(
             quorum,
             ensemble,
             index,
@@ -251,8 +259,7 @@ class ClusterServices:
             hosts=self._racks.hosts([*ensemble, *usable]),
             read_only=len(self._registry.read_only()),
         )
-        self._wanting = False
-        return chosen
+        return chosen, racks
 
     def _look_at_bookies(self, bookie_ids: Collection[str]) -> BookiesSeen:
         writable, read_only = frozenset(self._registry.writable()), frozenset(self._registry.read_only())
@@ -273,18 +280,8 @@ class ClusterServices:
         usable = set(self._registry.writable()).difference(ensemble, exclude)
         if among is not None:
             usable.intersection_update(among)
-        racks = self._racks.of([*ensemble, *usable])
         placement = replace(self._placement, enforce=False)
-        chosen = placement.replacement(
-            quorum,
-            ensemble,
-            index,
-            usable,
-            racks,
-            self._quarantined(usable),
-            hosts=self._racks.hosts([*ensemble, *usable]),
-            read_only=len(self._registry.read_only()),
-        )
+        chosen, racks = self._replacement(placement, quorum, ensemble, index, usable)
         members = [chosen if position == index else bookie_id for position, bookie_id in enumerate(ensemble)]
         return chosen, unspread_windows(quorum, [racks[each] for each in members], placement.min_racks)
 

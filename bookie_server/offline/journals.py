@@ -99,7 +99,7 @@ def total_bytes(paths: Sequence[str]) -> int:
 
 
 def _may_end_torn(path: str) -> bool:
-    """As the replay decides it: a later journal with records, if it is ours, shows that this one ended whole."""
+    """Decide as the replay does: a later journal with records, if it is ours, shows that this one ended whole."""
     journal_id = journal.id_of(os.path.basename(path))
     if journal_id is None:
         return True

@@ -30,13 +30,13 @@ class ReplayedRecords:
     Parameters
     ----------
     descriptors
-        Of the ledgers.
+        The descriptors of the ledgers.
     write_cache
         Where entries go. When it is full, it is flushed.
     apply
         Puts entries into it.
     lookup, reader, entry_log_ids
-        Of the storage.
+        Those of the storage.
     flusher, flush_loop
         Told of entry logs that have entries already, and called when the write cache is full.
     """

@@ -157,7 +157,7 @@ class BookieAuthProvider(ABC):
         Parameters
         ----------
         peer
-            What is known of it before.
+            What is known about it before.
 
         Returns
         -------

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
-from bk_spark.bookie.connection.send_queue import SendQueue
-from bk_spark.bookie.connection.transports import prepare, tls_problem
+from bk_spark.bookie.connection.transports import SendQueue, prepare, tls_problem
 from bk_spark.protocol.errors import BookieUnavailableError, TlsError, WireFormatError
 from bk_spark.protocol.wire.framing import Frames, ReceiveBuffer
 

@@ -1,4 +1,4 @@
-"""Which of this package's errors stands for an error of kazoo."""
+"""Translates kazoo's errors into those of this package."""
 
 from __future__ import annotations
 

@@ -192,8 +192,8 @@ class Placement:
         poor: Mapping[str, Sequence[str]],
         hosts: Mapping[str, str],
     ) -> tuple[tuple[str, ...], int]:
-        """Choose for one position after the other a bookie whose host its window lacks, of these one whose host is in
-        the ensemble least. Return the bookies, and how many windows share a host."""
+        """For one position after the other, choose a bookie whose host its window lacks, and among these one whose host
+        is in the ensemble least often. Return the bookies, and how many windows share a host."""
         chosen: list[str] = []
         used: Counter[str] = Counter()
         windows = _windows(quorum)

@@ -108,7 +108,7 @@ class Performer:
         connection = await self._access.pool_v3.get(action.bookie_id)
         code, explicit_lac, last_entry = await connection.read_lac(self._ledger_id)
         if code is Code.IO_ERROR and explicit_lac is not None:
-            # So says Apache's bookie of a ledger without entries, too. A read tells that from an entry it cannot read.
+            # Apache's bookie says so of a ledger without entries, too. A read tells the two cases apart.
             last = (await connection.read(self._ledger_id, range(LAST_ENTRY, LAST_ENTRY + 1)))[LAST_ENTRY]
             if last.code is Code.NO_ENTRY:
                 code = last.code

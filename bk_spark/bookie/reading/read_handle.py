@@ -49,7 +49,7 @@ class ReadHandle:
     async def read_length(self) -> int | None:
         """Ask how many bytes the entries up to the last add confirmed have together.
 
-        Of an open ledger, that entry says so: one replica is asked for it.
+        If the ledger is open, that entry says so: one replica is asked for it.
 
         Returns
         -------

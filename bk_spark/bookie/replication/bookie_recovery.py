@@ -39,7 +39,7 @@ from bk_spark.protocol.replication.repair_settings import RepairSettings
 #: A locked ledger is tried again after this pause.
 _LOCK_PAUSE_S: Final = 1.0
 _SESSION_LOST: Final = "the session with ZooKeeper has ended"
-#: The name of the worker, for people.
+#: The name of the worker, for display.
 _WORKER: Final = "bkctl recover"
 _T = TypeVar("_T")
 

@@ -114,8 +114,8 @@ class TlsSettings:
         "tlsEnabledCipherSuites",
         "",
         _names_of("a cipher suite that is known here", SUITES),
-        "Cipher suites by their Java names. No other is used. Of the suites of TLSv1.3 all three must be named, or "
-        "none, which switches TLSv1.3 off. Empty: OpenSSL's default.",
+        "Cipher suites by their Java names. No other is used. Name all three suites of TLSv1.3, or none of them, which "
+        "switches TLSv1.3 off. Empty: OpenSSL's default.",
     )
     tls_refresh_ms: int = key(
         "tlsCertFilesRefreshDurationSeconds",

@@ -84,7 +84,7 @@ class TopicStreamPlanner(StreamPlanner):
         self._target = {name: one.numbers.end for name, one in self._topics.now(latest=True).items()}
 
     def parse(self, found: object) -> StreamOffset:
-        """Parse positions of topics, and number them. Of a deleted topic, the position is only kept."""
+        """Parse positions of topics, and number them. The position of a deleted topic is only kept."""
         positions = {}
         followed = self._topics.partitions()
         for name, one in parse_topics(found).items():

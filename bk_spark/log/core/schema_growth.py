@@ -2,8 +2,8 @@
 
 A commit that merges columns reads the settings, and writes them in the transaction that adds its rows, at the version
 that it read. So a version of the schema and the first rows that name it are published at once, and a commit that fails
-leaves the schema as it was. Of two commits that grow the schema at once, one fails on the version, reads again, and
-merges into what the other has made.
+leaves the schema as it was. If two commits grow the schema at once, one fails on the version, reads again, and merges
+into the schema of the other.
 
 Settings that would make the transaction too large for ZooKeeper are written in a transaction before it. Then a commit
 that fails may leave a version that no segment names, which harms nobody.

@@ -22,7 +22,7 @@ PIECE_BYTES: Final = 1024
 _NEAR: Final = 0.05
 #: Larger splits instead of more, unless the caller asks for more. A split takes a kilobyte or two.
 MAX_SPLITS: Final = 100_000
-#: Whoever bounds the rows of a split gets no more than this.
+#: The most splits for a caller that bounds the rows of a split.
 _MOST_SPLITS: Final = 1_000_000
 #: In place of a log, an offset or a time when a ledger is read without a log.
 NO_LOG: Final = -1

@@ -1,6 +1,6 @@
 """How far a streaming query has read: ``<root>/+readers/<uuid>``, ephemeral, message ``Progress``.
 
-It is for people. A query's true position is in its checkpoint.
+It is for display. A query's true position is in its checkpoint.
 """
 
 from __future__ import annotations

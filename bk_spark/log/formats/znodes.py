@@ -124,7 +124,7 @@ class LedgerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The log writer that holds the tail open. ``host`` and ``process_id`` are for people."""
+    """The log writer that holds the tail open. ``host`` and ``process_id`` are for display."""
 
     writer_id: str
     host: str

@@ -119,7 +119,7 @@ class BlockingLog:
         znode = self.zk.get(self.paths.settings)
         if znode is not None:
             log_id, settings = decode_settings(znode.data, self.paths.settings)
-            # Of another log, or of none: every other call says so.
+            # If they are those of another log, every other call says so.
             if log_id == self.paths.log_id:
                 self.settings = settings
 

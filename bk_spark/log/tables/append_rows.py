@@ -50,7 +50,7 @@ class EntryForm:
     max_payload_bytes
         The most bytes of an entry.
     compression
-        Of arrow entries: lz4, zstd or None.
+        How arrow entries are compressed: lz4, zstd or None.
     entry_bytes
         The target size of an arrow entry, before compression.
     names

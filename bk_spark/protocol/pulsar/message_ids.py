@@ -26,7 +26,7 @@ class MessageIdData:
     Parameters
     ----------
     ledger_id, entry_id
-        The entry. Of a chunked message, the entry of its last chunk.
+        The entry. For a chunked message, the entry of its last chunk.
     partition
         The number of the partition, or -1.
     batch_index

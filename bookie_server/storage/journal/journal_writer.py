@@ -1,7 +1,7 @@
 """Writing a journal: one sealed group of records at a time, with a new file at the size limit. Format: journal.py.
 
-A group holds the records that are written and synced together (group_commit.py). Of a large entry the journal gets only
-where it is, if an entry log takes it.
+A group holds the records that are written and synced together (group_commit.py). If an entry log takes a large entry,
+the journal gets only its location.
 
 Only the journal's thread uses the writer, except :attr:`JournalWriter.unsynced`, and :meth:`JournalWriter.open` before
 the thread runs.

@@ -9,8 +9,7 @@ from typing import Final
 
 from bk_spark.bookie.connection.client_tls import HTTP2_NAME
 from bk_spark.bookie.connection.http2.call import Call, CallError
-from bk_spark.bookie.connection.send_queue import SendQueue
-from bk_spark.bookie.connection.transports import prepare, tls_problem
+from bk_spark.bookie.connection.transports import SendQueue, prepare, tls_problem
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.http2.calls import UNAVAILABLE, Ended
 from bk_spark.protocol.wire.http2.connection import Http2

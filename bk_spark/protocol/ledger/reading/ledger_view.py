@@ -22,7 +22,7 @@ class LedgerKey:
 class LedgerView:
     """The metadata and the last add confirmed (LAC) that all machines of one reader share.
 
-    ``last_add_confirmed`` is the last entry of a closed ledger. Of other ledgers it is the highest LAC heard so far.
+    ``last_add_confirmed`` is the last entry of a closed ledger. For other ledgers it is the highest LAC heard so far.
     """
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:

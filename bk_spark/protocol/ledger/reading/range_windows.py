@@ -178,7 +178,7 @@ class Window:
 
 
 class ReadAhead:
-    """The entries of a window that were read ahead, and what follows from them. Of a large window only the ledger is
+    """The entries of a window that were read ahead, and what follows from them. For a large window, only the ledger is
     opened ahead."""
 
     def __init__(self, window: Window) -> None:

@@ -75,7 +75,7 @@ class RangeReader:
         self._request_ids = itertools.count()
         #: The number of consecutive passes without any entry.
         self._failures = 0
-        #: Of the last pass: why it ended, and its metadata.
+        #: Why the last pass ended, and its metadata.
         self._error: Exception | None = None
         self._metadata = view.metadata
         self._actions: list[Action] = []

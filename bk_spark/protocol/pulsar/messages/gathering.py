@@ -114,7 +114,7 @@ def _joined(
     sizes: Int64s,
 ) -> pa.BinaryArray:
     """Put decoded bytes and others together in the order of their values."""
-    # Of each four characters, as many bytes as there are characters before the padding, less one.
+    # Four characters give one byte less than they have characters before the padding.
     keep = np.ones(len(decoded), np.bool_)
     pads = padded[in_chosen].reshape(-1, 4)
     keep.reshape(-1, 3)[:, 1] = ~pads[:, 2]

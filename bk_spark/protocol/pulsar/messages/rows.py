@@ -54,7 +54,7 @@ class Rows:
         self._of_batch: Bools = entries.is_batch[self._owners]
         #: Whether all rows are messages of batches, as most are.
         self._batches_only = bool(entries.is_batch.all())
-        #: The message of each row of a batch. Of other rows it means nothing.
+        #: The message of each row of a batch. For other rows it means nothing.
         self._message: Int64s | slice = slice(0, len(self._owners))
         if not self._batches_only:
             self._message = np.maximum(np.cumsum(self._of_batch) - 1, 0)
@@ -222,8 +222,8 @@ class Rows:
         return found.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
     def properties(self) -> pa.Array:
-        """Maps of text to text. Of equal keys in one message the last one counts. Raises the error of a malformed
-        entry."""
+        """Maps of text to text. If a key is repeated in one message, the last one counts. Raises the error of a
+        malformed entry."""
         rows, pairs = self._pairs()
         if not len(rows):
             none = pa.array([], pa.string())
