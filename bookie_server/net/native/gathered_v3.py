@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -10,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from bk_spark.protocol.arrays import Int64s
+from bk_spark.protocol.entries.entry import ENTRY_HEADER
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame
 from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3
 from bookie_server.storage.records import Records, gather_int64
 
-_IDS: Final = struct.Struct(">qqq")
 #: Up to this many entries, numpy's fixed costs exceed the work.
 _FEW: Final = 8
 
@@ -71,10 +70,10 @@ def _records(bodies: list[bytes]) -> Records:
     """Stored entries as records. Each has at least an entry header."""
     if len(bodies) == 1:  # from a client that waits for each answer: numpy would take longer than the request
         (body,) = bodies
-        numbers = np.array((*_IDS.unpack_from(body), 0, LENGTH_BYTES + len(body)), np.int64)
+        numbers = np.array((*ENTRY_HEADER.unpack_from(body)[:3], 0, LENGTH_BYTES + len(body)), np.int64)
         return Records(numbers[:1], numbers[1:2], numbers[2:3], memoryview(frame(body)), numbers[3:])
     if len(bodies) <= _FEW:
-        ids = np.array([_IDS.unpack_from(body) for body in bodies], np.int64).T
+        ids = np.array([ENTRY_HEADER.unpack_from(body)[:3] for body in bodies], np.int64).T
         ends = accumulate((LENGTH_BYTES + len(body) for body in bodies), initial=0)
         offsets = np.fromiter(ends, np.int64, len(bodies) + 1)
         return Records(ids[0], ids[1], ids[2], memoryview(b"".join(map(frame, bodies))), offsets)
