@@ -200,9 +200,9 @@ class BlockingClient:
 
     @documented_as(Client.recover_all)
     def recover_all(
-        self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float
+        self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float, at_once: int = 16
     ) -> tuple[dict[int, BookKeeperError], list[int]]:
-        return self._run(self._client.recover_all(ledger_ids, password, timeout_s=timeout_s))
+        return self._run(self._client.recover_all(ledger_ids, password, timeout_s=timeout_s, at_once=at_once))
 
     @documented_as(Client.delete)
     def delete(self, ledger_id: int) -> None:

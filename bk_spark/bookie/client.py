@@ -263,9 +263,9 @@ class Client:
         return await self._started.recover_and_open(ledger_id, password)
 
     async def recover_all(
-        self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float
+        self, ledger_ids: Sequence[int], password: bytes = b"", *, timeout_s: float, at_once: int = 16
     ) -> tuple[dict[int, BookKeeperError], list[int]]:
-        """Fence and close many ledgers, 16 at the same time. A ledger that does not exist counts as done.
+        """Fence and close many ledgers. A ledger that does not exist counts as done.
 
         Parameters
         ----------
@@ -275,6 +275,8 @@ class Client:
             The password of all these ledgers.
         timeout_s
             Stop after this many seconds.
+        at_once
+            How many ledgers are recovered at the same time.
 
         Returns
         -------
@@ -284,7 +286,10 @@ class Client:
             The ledgers that were not done in time.
         """
         return await recover_many(
-            lambda ledger_id: self.recover_and_open(ledger_id, password), ledger_ids, timeout_s=timeout_s
+            lambda ledger_id: self.recover_and_open(ledger_id, password),
+            ledger_ids,
+            timeout_s=timeout_s,
+            at_once=at_once,
         )
 
     async def delete(self, ledger_id: int) -> None:

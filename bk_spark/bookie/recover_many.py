@@ -9,7 +9,7 @@ from bk_spark.protocol.errors import BookKeeperError, NoSuchLedgerError
 
 
 async def recover_many(
-    recover: Callable[[int], Awaitable[object]], ledger_ids: Sequence[int], *, timeout_s: float, at_once: int = 16
+    recover: Callable[[int], Awaitable[object]], ledger_ids: Sequence[int], *, timeout_s: float, at_once: int
 ) -> tuple[dict[int, BookKeeperError], list[int]]:
     """Return the ledgers that failed, with their errors, and those that were not done in time."""
     left = dict.fromkeys(ledger_ids)

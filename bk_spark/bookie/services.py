@@ -24,7 +24,7 @@ from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.placement.placement import Placement, Spread, find_misplaced, judge_spread, unspread_windows
 from bk_spark.bookie.placement.quarantine import Quarantine
 from bk_spark.bookie.placement.racks import Racks, RackZnode, rack_sources
-from bk_spark.bookie.placement.registry import BookieRegistry, BookiesSeen, RegisteredBookie
+from bk_spark.bookie.placement.registry import BookiesSeen, RegisteredBookie, RegistrationClient
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, MetadataUnavailableError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
@@ -60,7 +60,7 @@ class ClusterServices:
         self._wanting = False
         if zk.rest is not None:
             zk.rest.may_rest = lambda: not (self._wanting and self._subscribers)
-        self._registry = BookieRegistry(zk, uri.root, on_stale=self._on_stale, on_change=self._notify)
+        self._registry = RegistrationClient(zk, uri.root, on_stale=self._on_stale, on_change=self._notify)
         self._rack_sources = rack_sources(zk, config)
         self._racks = Racks(self._rack_sources, self._registry.address)
         self._placement = Placement(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import CONNECTED, SUSPENDED, ZooKeeper
-from bk_spark.bookie.placement.registry import BookieRegistry
+from bk_spark.bookie.placement.registry import RegistrationClient
 from bk_spark.protocol.metadata.registration import native_service_info
 from bookie_server.local import LocalCluster
 from tests.support.zookeeper_sessions import cut
@@ -68,7 +68,7 @@ def test_the_list_of_bookies_is_read_anew_after_a_broken_connection(
     zookeeper: ZooKeeper, ledgers_root: str, zk_only: LocalCluster
 ) -> None:
     changed = Changes()
-    registry = BookieRegistry(zookeeper, ledgers_root, on_stale=changed)
+    registry = RegistrationClient(zookeeper, ledgers_root, on_stale=changed)
     assert registry.writable() == ()
     break_connection(zookeeper)
     changed.wait_for(lambda: bool(changed.paths))
@@ -90,7 +90,7 @@ def test_the_list_of_bookies_is_read_anew_after_a_broken_connection(
 
 
 def test_a_missing_list_of_bookies_is_not_remembered(zookeeper: ZooKeeper, fresh_root: str) -> None:
-    registry = BookieRegistry(zookeeper, fresh_root)
+    registry = RegistrationClient(zookeeper, fresh_root)
     assert registry.writable() == ()
     init_cluster(zookeeper, fresh_root)
     zookeeper.create(f"{fresh_root}/available/b1:1", ephemeral=True)

@@ -43,7 +43,7 @@ class BookiesSeen:
     zxids: Mapping[str, int]
 
 
-class BookieRegistry:
+class RegistrationClient:
     """The bookies registered under one cluster root. Blocking and thread-safe.
 
     All data are cached and watched, and read again after a watch was called or lost. There are two callbacks, which
