@@ -63,7 +63,7 @@ class HttpCaller:
             raise NoAnswerError(f"its certificate is refused: {error.verify_message}") from None
         except TimeoutError:
             raise NoAnswerError("no answer in time") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a host that is no name
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: the host is not a valid name
             raise NoAnswerError(f"does not answer: {error}") from None
 
     def _connection(self, scheme: str, host: str, port: int) -> http.client.HTTPConnection:

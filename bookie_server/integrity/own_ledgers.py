@@ -1,4 +1,4 @@
-"""What a bookie has of its ledgers in limbo, and the end of limbo. Event loop only."""
+"""Which entries a bookie has of its ledgers in limbo, and the end of limbo. Event loop only."""
 
 from __future__ import annotations
 

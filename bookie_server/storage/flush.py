@@ -180,7 +180,7 @@ class Flusher:
     async def run(self, span_s: float = 0.0) -> None:
         """Make everything durable that is in the write cache or awaits a sync. Waits for a running flush.
 
-        ``span_s``: for so long the writing of entry logs may pause, while nobody waits (flush_pace.py).
+        ``span_s``: how long the writing of entry logs may pause in total, while nobody waits (flush_pace.py).
 
         Raises OSError (everything will be retried), SyncFailedError, CorruptFileError (the bookie must stop).
         """

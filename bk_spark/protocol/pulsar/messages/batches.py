@@ -1,6 +1,6 @@
 """The messages of batches. Source: docs/design/pulsar.md §2.3.
 
-A batch is ``count`` times u32 n, n bytes ``SingleMessageMetadata``, and the value, whose size the metadata says. So a
+A batch is ``count`` times u32 n, n bytes ``SingleMessageMetadata``, and the value, whose size is in the metadata. So a
 message is found only through the one before it. The way is first guessed: messages of one size lie at equal distances,
 others are walked through with a look at the few bytes that matter. Then the metadata of all messages is read at once,
 and must say that each one ends where the next one was looked for. Where it does not, the guess was wrong, or the batch
