@@ -65,8 +65,8 @@ def _add_payloads(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--msg",
         action="store_true",
-        help="also the last add confirmed, the digest type as far as it can be known, and the payload: as text, or in "
-        "hexadecimal digits if it is none (-m)",
+        help="also the last add confirmed, the digest type if it can be determined, and the payload: as text, or in "
+        "hexadecimal digits if it is not text (-m)",
     )
     command.add_argument("--hex", action="store_true", help="as --msg, and every payload in hexadecimal digits")
 

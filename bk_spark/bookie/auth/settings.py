@@ -43,7 +43,7 @@ class LoginSettings(TlsSettings):
         "authProviderFile",
         "",
         OPTIONAL_TEXT,
-        "File that a class of yours is given, such as one with a token.",
+        "File that is passed to your own class, such as one with a token.",
         apache=False,
     )
     jaas_file: str = key(
