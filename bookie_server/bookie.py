@@ -155,17 +155,18 @@ class Bookie:
 
         self._storage.append(records, parts, decided, recovery=recovery)
 
-    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
         """Refuse normal adds to the ledger from now on. The future completes when the fence is durable.
 
-        An unknown ledger is created, so that its writer is refused later.
+        An unknown ledger is created, so that its writer is refused later. ``urgent``: the journal writes the fence at
+        once, and not together with others.
         """
         outcome: asyncio.Future[Code] = asyncio.get_running_loop().create_future()
         descriptor = self._descriptor_to_write(ledger_id, master_key, Code.NO_LEDGER)
         if not isinstance(descriptor, LedgerDescriptor):
             outcome.set_result(descriptor)
         elif not descriptor.fenced:
-            self._fence_now(descriptor, _resolver(outcome))
+            self._fence_now(descriptor, _resolver(outcome), urgent=urgent)
         elif descriptor.fence_group is not None:
             descriptor.fence_group.done.append(_resolver(outcome))
         else:
@@ -180,7 +181,14 @@ class Bookie:
             return None
         return Code.OK if descriptor.admits(master_key) else Code.UNAUTHORIZED
 
-    def _fence_now(self, ledger: LedgerDescriptor, done: Callable[[bool], None], *, comes_again: bool = False) -> None:
+    def _fence_now(
+        self,
+        ledger: LedgerDescriptor,
+        done: Callable[[bool], None],
+        *,
+        comes_again: bool = False,
+        urgent: bool = True,
+    ) -> None:
         """Fence. ``comes_again``: the ledger was removed from this bookie and is recreated in the same group."""
 
         def durable(ok: bool) -> None:
@@ -198,7 +206,8 @@ class Bookie:
 
         ledger.fenced = True
         ledger.header_dirty = True
-        ledger.fence_group = self._storage.append_journal(ledger, journal.fence_record(ledger.ledger_id), durable, undo)
+        record = journal.fence_record(ledger.ledger_id)
+        ledger.fence_group = self._storage.append_journal(ledger, record, durable, undo, urgent=urgent)
         ledger.wake_watchers()
 
     def write_lac(self, packet: bytes, master_key: bytes) -> asyncio.Future[Code]:

@@ -26,7 +26,7 @@ from bk_spark.protocol.arrays import Int64s
 from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
 from bookie_server.storage.entrylog.entry_log_writer import SYNC_STEP_BYTES, EntryLogWriter, Steps
-from bookie_server.storage.flush_pace import PACED_STEP_BYTES, FlushPace
+from bookie_server.storage.flush_pace import HEADERS_STEP, PACED_STEP_BYTES, FlushPace, headers_pause_s
 from bookie_server.storage.index.index import IndexFiles, IndexHeader
 from bookie_server.storage.index.ledger_cache import LedgerCache
 from bookie_server.storage.journal.log_mark import LogMark, write_marks
@@ -193,7 +193,7 @@ class Flusher:
                 try:
                     await self._in_thread(self._write_logs, batch, steps)
                     await self._sync_journals()
-                    await self._in_thread(self._write_index, batch)
+                    await self._in_thread(self._write_index, batch, self._pause_after_headers)
                     await self._update_cache(batch)
                     self._drop(batch)
                     await self._in_thread(self._finish, batch.marks)
@@ -248,15 +248,20 @@ class Flusher:
             )
         batch.logs_done = True
 
-    def _write_index(self, batch: _Batch) -> None:
+    def _pause_after_headers(self, took_s: float) -> None:
+        """Pause, unless somebody waits for the lock or for the write cache. In the flush thread."""
+        if self._may_pause and not self._waiting:
+            time.sleep(headers_pause_s(took_s, self._write_cache.filled))
+
+    def _write_index(self, batch: _Batch, pause: Callable[[float], None] = lambda took_s: None) -> None:
         self._leave_out(batch)
         try:
-            self._write_slots(batch)
+            self._write_slots(batch, pause)
         except OSError as error:
             if error.errno != errno.EFBIG or not self._entry_limit.find_again():
                 raise
             self._leave_out(batch)
-            self._write_slots(batch)
+            self._write_slots(batch, pause)
         self._index.sync()
 
     def _leave_out(self, batch: _Batch) -> None:
@@ -278,7 +283,7 @@ class Flusher:
             self._entry_limit.note(left_out)
             entries.ledgers[:] = kept
 
-    def _write_slots(self, batch: _Batch) -> None:
+    def _write_slots(self, batch: _Batch, pause: Callable[[float], None]) -> None:
         entries = batch.entries
         assert entries is not None
         with_entries = set()
@@ -287,9 +292,14 @@ class Flusher:
             header = batch.headers.get(ledger_id)
             self._index.write(ledger_id, header, entries.entry_ids[first:last], batch.locations[first:last])
         nothing = np.empty(0, np.int64)
-        for ledger_id, header in batch.headers.items():
-            if ledger_id not in with_entries:
-                self._index.write(ledger_id, header, nothing, nothing)
+        without = [ledger_id for ledger_id in batch.headers if ledger_id not in with_entries]
+        for first in range(0, len(without), HEADERS_STEP):
+            begun = time.monotonic()
+            step = without[first : first + HEADERS_STEP]
+            for ledger_id in step:
+                self._index.write(ledger_id, batch.headers[ledger_id], nothing, nothing)
+            if len(step) == HEADERS_STEP:
+                pause(time.monotonic() - begun)
 
     async def _update_cache(self, batch: _Batch) -> None:
         for _ in self._cache_updates(batch):

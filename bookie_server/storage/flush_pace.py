@@ -18,6 +18,26 @@ PACED_STEP_BYTES: Final = 1024 * 1024
 MOST_FILLED: Final = 0.5
 #: The write cache is looked at again after so long.
 _LONGEST_PAUSE_S: Final = 0.05
+#: Headers of ledgers without new entries are written so many at a time.
+HEADERS_STEP: Final = 16
+#: The pause after these, relative to the time that they took.
+_HEADERS_PAUSE: Final = 2.0
+
+
+def headers_pause_s(took_s: float, filled: float) -> float:
+    """Return how long to pause after ``HEADERS_STEP`` headers, in seconds.
+
+    Most of these ledgers were fenced before the bookie had an entry of them, and get their files now. Whoever asks for
+    thousands of such fences waits for the flush. Without pauses all others would wait for its disk and its processor.
+
+    Parameters
+    ----------
+    took_s
+        What these headers took.
+    filled
+        Share of the write cache's other half that is in use.
+    """
+    return 0.0 if filled >= MOST_FILLED else min(_HEADERS_PAUSE * took_s, _LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,10 +295,16 @@ class LedgerStorage:
             )
 
     def append_journal(
-        self, descriptor: LedgerDescriptor, record: bytes, done: DoneCallback, undo: Callable[[], None] | None = None
+        self,
+        descriptor: LedgerDescriptor,
+        record: bytes,
+        done: DoneCallback,
+        undo: Callable[[], None] | None = None,
+        *,
+        urgent: bool = True,
     ) -> JournalGroup:
         """Journal a fence or explicit LAC record of a ledger. ``done(ok)`` is called once it is decided; if it failed,
-        ``undo()`` is called first."""
+        ``undo()`` is called first. If it is not ``urgent``, it waits for others (group_timing.py)."""
 
         def fill(group: JournalGroup) -> None:
             group.add_key(descriptor)
@@ -307,7 +313,7 @@ class LedgerStorage:
             if undo is not None:
                 group.undo.append(undo)
 
-        return self.journals.of(descriptor.ledger_id).add(fill)
+        return self.journals.of(descriptor.ledger_id).add(fill, urgent=urgent)
 
     def barrier(self, done: DoneCallback, ledger_id: int | None = None) -> None:
         """Call ``done(ok)`` once everything appended before (to the ledger's journal, if one is given) is decided; at

@@ -67,9 +67,9 @@ def marks_before_entry_logs_are_synced(stack: ExitStack) -> None:
 def journals_go_before_the_index_is_written(stack: ExitStack) -> None:
     write = Flusher._write_index
 
-    def remove_and_write(flusher: Flusher, batch: Any) -> None:
+    def remove_and_write(flusher: Flusher, batch: Any, *pause: Any) -> None:
         flusher._remove_journals(batch.marks)
-        write(flusher, batch)
+        write(flusher, batch, *pause)
 
     stack.enter_context(patch.object(Flusher, "_write_index", remove_and_write))
 
@@ -128,9 +128,9 @@ def fences_are_answered_before_they_are_durable(stack: ExitStack) -> None:
     append = LedgerStorage.append_journal
 
     def answer_and_append(
-        storage: LedgerStorage, descriptor: Any, record: bytes, done: Any, undo: Any = None
+        storage: LedgerStorage, descriptor: Any, record: bytes, done: Any, undo: Any = None, **urgent: bool
     ) -> JournalGroup:
-        group = append(storage, descriptor, record, lambda ok: setattr(descriptor, "fence_group", None), undo)
+        group = append(storage, descriptor, record, lambda ok: setattr(descriptor, "fence_group", None), undo, **urgent)
         done(True)
         return group
 

@@ -119,7 +119,7 @@ class HeldBookie:
     async def look_up(self, ledger_ids: frozenset[int]) -> None:
         self.looked_up.append(ledger_ids)
 
-    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
         self.fences[ledger_id] = asyncio.get_running_loop().create_future()
         return self.fences[ledger_id]
 

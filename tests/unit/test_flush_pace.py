@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookie_server.storage.flush_pace import MOST_FILLED, FlushPace
+from bookie_server.storage.flush_pace import MOST_FILLED, FlushPace, headers_pause_s
 
 PACE = FlushPace(total_bytes=100, span_s=2.0)
 
@@ -45,3 +45,9 @@ def test_it_ends_before_the_other_half_is_full_however_fast_it_fills() -> None:
             while pause_s := PACE.pause_s(written, now_s, now_s / fills_in_s):
                 now_s += pause_s
         assert now_s <= MOST_FILLED * fills_in_s + 0.05
+
+
+def test_headers_of_ledgers_without_entries_take_a_third_of_the_time_unless_the_cache_fills() -> None:
+    assert headers_pause_s(0.004, 0.0) == pytest.approx(0.008)
+    assert headers_pause_s(1.0, 0.49) == pytest.approx(0.05)
+    assert headers_pause_s(0.004, MOST_FILLED) == 0.0

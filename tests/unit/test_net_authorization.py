@@ -42,7 +42,7 @@ class ReadyBookie(HeldBookie):
     def add(self, records: Records, master_key: bytes, *, recovery: bool, high_priority: bool, done: AddDone) -> None:
         done(Code.OK)
 
-    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
         return _now(Code.OK)
 
     def force(self, ledger_id: int) -> asyncio.Future[Code]:

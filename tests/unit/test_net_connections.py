@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import resource
 import socket
@@ -11,6 +13,7 @@ import struct
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -326,7 +329,66 @@ def test_n1_newcomers_come_one_by_one() -> None:
             for peer in peers:  # and yet all of them come
                 assert await peer.codes(1) == [Code.OK]
             assert set(by_turn.values()) == {1}
+            assert min(after - before for before, after in itertools.pairwise(sorted(by_turn))) >= 2
             turns.stop()
+
+    run(test)
+
+
+class ReadBookie(HeldBookie):
+    """Notes in which turn of the event loop the first entry was read, and what the peer had in the turn after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns()
+        self.read_at = 0
+        self.peer: socket.socket | None = None
+        self.had: bytes | None = None
+
+    def read_now(self, ledger_id: int, entry_id: int) -> tuple[Code, bytes]:
+        self.read_at = self.turns.count
+        asyncio.get_running_loop().call_soon(self._look)
+        return super().read_now(ledger_id, entry_id)
+
+    def _look(self) -> None:
+        assert self.peer is not None
+        try:
+            self.had = self.peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self.had = b""
+
+
+def test_n1_a_newcomers_request_is_read_and_answered_when_it_gets_a_transport() -> None:
+    """Each further turn of the event loop takes as long as what others do in it."""
+
+    async def test() -> None:
+        bookie = ReadBookie()
+        async with front(NetConfig(), bookie) as here:
+            with socket.create_connection(("127.0.0.1", here.port)) as newcomer:
+                bookie.peer = newcomer
+                newcomer.sendall(reads((1, 1)))
+                begun = bookie.turns.count
+                await until(lambda: bookie.had is not None)
+                assert bookie.read_at - begun <= 3
+                assert bookie.had != b""
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_n1_what_is_in_memory_is_answered_in_the_turn_in_which_the_request_came() -> None:
+    async def test() -> None:
+        bookie = ReadBookie()
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect()
+            bookie.peer = peer.socket
+            await peer.send(reads((1, 1)))
+            await peer.body()
+            bookie.had = None
+            await peer.send(reads((1, 2)))
+            await until(lambda: bookie.had is not None)
+            assert bookie.had != b""
+            bookie.turns.stop()
 
     run(test)
 
@@ -399,6 +461,12 @@ def test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_an
     run(test)
 
 
+def look_again(newcomers: Newcomers) -> None:
+    """In place of :meth:`Newcomers._hear`: hear nobody."""
+    vars(newcomers)["_hears_soon"] = True
+    asyncio.get_running_loop().call_soon(methodcaller("_hear"), newcomers)
+
+
 def test_n1_who_has_sent_something_is_not_closed_for_a_newcomer_while_others_are_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -408,7 +476,7 @@ def test_n1_who_has_sent_something_is_not_closed_for_a_newcomer_while_others_are
     async def test() -> None:
         async with front(NetConfig(max_connections=60), HeldBookie()) as here:
             with monkeypatch.context() as stopped:
-                stopped.setattr("bookie_server.net.common.entrance.newcomers._HEARD_AT_ONCE", 0)  # no turn comes
+                stopped.setattr(Newcomers, "_hear", look_again)  # no turn comes
                 speaking, silent = [await here.connect() for _ in range(40)], [await here.connect() for _ in range(20)]
                 await until(lambda: here.server.connection_count == 60)
                 for peer in speaking:

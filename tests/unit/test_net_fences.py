@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.framing import Frames
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.storage.journal import group_timing
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 from tests.support.bookie import KEY, stored
 from tests.support.front import HeldBookie, Peer, front, run, until, v3
@@ -28,10 +30,15 @@ class FencingBookie(HeldBookie):
         super().__init__()
         self.turns = Turns()
         self.fences_by_turn: dict[int, int] = {}
+        self.urgent: list[bool] = []
 
-    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
+    def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
+        self.urgent.append(urgent)
         self.fences_by_turn[self.turns.count] = self.fences_by_turn.get(self.turns.count, 0) + 1
         return self.fences[ledger_id] if self.is_durable(ledger_id) else super().fence(ledger_id, master_key)
+
+    def has_fences(self, count: int) -> bool:
+        return len(self.fences) == count
 
     def is_durable(self, ledger_id: int) -> bool:
         return ledger_id in self.fences and self.fences[ledger_id].done()
@@ -92,6 +99,31 @@ def test_n1_many_fencing_reads_of_unknown_ledgers_begin_a_few_in_a_turn() -> Non
                 assert await peer.codes(400) == [Code.OK] * 400
             assert await honest.codes(1) == [Code.OK]
             assert max(bookie.fences_by_turn.values()) <= 8
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_n1_many_fences_let_the_journal_write_them_together() -> None:
+    """Each group of fences that the journal writes is one more that adds wait for. A recovery alone does not wait."""
+
+    async def test() -> None:
+        bookie = FencingBookie()
+        async with front(NetConfig(), bookie) as here:
+            peer, other = await here.connect(), await here.connect()
+            for ledger_id in range(3):
+                await peer.send(fences(ledger_id, 1))
+                await until(partial(bookie.has_fences, ledger_id + 1))
+            await other.send(fences(1000, 200))
+            await until(lambda: len(bookie.fences) == 203)
+            assert bookie.urgent[:3] == [True] * 3
+            assert not any(bookie.urgent[20:])
+            bookie.durable()
+            await peer.send(fences(3, 1))
+            await until(lambda: 3 in bookie.fences)
+            assert bookie.urgent[-1]
+            bookie.durable()
+            assert await peer.codes(4) == [Code.OK] * 4
             bookie.turns.stop()
 
     run(test)
@@ -315,6 +347,20 @@ async def test_n1_a_ledger_that_a_search_did_not_find_needs_no_search_until_a_fl
         searched.clear()
         assert bookie.bookie.descriptor(4) is None
         assert searched == [4]  # what was known before the flush is forgotten
+
+
+@in_loop
+async def test_n1_a_fence_that_is_not_urgent_is_written_with_the_next_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_NEXT_WAIT_S", "_RECOVERY_WAIT_S"):
+        monkeypatch.setattr(group_timing, name, 600.0)
+    async with running(Place.make(tmp_path / "bookie", flush_interval_ms=600_000)) as bookie:
+        waiting = bookie.bookie.fence(1, KEY, urgent=False)
+        await asyncio.sleep(0.05)  # it would have been written
+        assert not waiting.done()
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(waiting, bookie.bookie.fence(2, KEY)) == [Code.OK] * 2
 
 
 @in_loop

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.codes import Code
-from bookie_server.storage import flush_loop
+from bookie_server.storage import flush, flush_loop
 from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.flush import Flusher
 from bookie_server.storage.journal.log_mark import LogMark
 from bookie_server.storage.locations import half_and_positions
+from tests.support.bookie import KEY
 from tests.support.disk_faults import hold_at, record_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import Place, Running, in_loop, running, stored
@@ -237,6 +238,35 @@ async def test_a_flush_takes_its_time_until_somebody_waits(
                     await asyncio.sleep(0.01)
     # The end of the bookie does not wait, either.
     assert bookie.failures == []
+
+
+@in_loop
+async def test_n1_a_flush_pauses_between_the_index_files_of_many_new_ledgers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever fences thousands of unknown ledgers would have the disk and the processor all the time."""
+    paused: list[float] = []
+
+    def note(took_s: float, filled: float) -> float:
+        paused.append(took_s)
+        return 0.0
+
+    monkeypatch.setattr(flush, "headers_pause_s", note)
+    async with running(place.with_settings(flush_interval_ms=600_000)) as bookie:
+
+        async def fence(first: int, count: int) -> None:
+            fences = [bookie.bookie.fence(ledger_id, KEY) for ledger_id in range(first, first + count)]
+            assert set(await asyncio.gather(*fences)) == {Code.OK}
+            await bookie.storage.checkpoint()
+
+        await fence(0, 15)
+        assert not paused
+        await fence(100, 100)
+        assert len(paused) == 6
+        assert sorted(bookie.storage.index.ledger_ids().tolist()) == [*range(15), *range(100, 200)]
+        bookie.storage.flusher.end_pauses()
+        await fence(200, 100)
+        assert len(paused) == 6
 
 
 @in_loop

@@ -50,6 +50,8 @@ class Answers:
         self._copied_bytes = _JOINED_BYTES
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        #: Whether :meth:`flush` will be called in this turn of the loop.
+        self._is_flushed_now = False
         #: Whether the peer is known to read large answers. Until then they are handed over in slices.
         self._reads = False
         #: What is still to be handed over of answers that were sent.
@@ -105,11 +107,15 @@ class Answers:
         """Whether the peer is known to read large answers."""
         return self._reads
 
+    def gather(self) -> None:
+        """:meth:`flush` follows, in this turn of the loop: until then nothing is sent."""
+        self._is_flushed_now = True
+
     def send(self, *buffers: Buffer) -> None:
         """Send soon, together with other answers of this turn of the loop."""
         if self._transport is None:
             return
-        if not self._out:
+        if not self._out and not self._is_flushed_now:
             self._loop.call_soon(self.flush)
         self._out += buffers
         for buffer in buffers:
@@ -117,6 +123,7 @@ class Answers:
 
     def flush(self) -> None:
         """Send the gathered answers."""
+        self._is_flushed_now = False
         out, self._out = self._out, []
         size_bytes, self._out_bytes = self._out_bytes, 0
         transport = self._transport

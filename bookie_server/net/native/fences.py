@@ -3,7 +3,8 @@
 A fence of an unknown ledger creates the ledger: a descriptor, journal records, an index file. The number of fences that
 begin in a turn is bounded, and so is the number on their way to the journal. While too many new ledgers wait for their
 index files, no fence begins. The others wait, in order within a connection, and the connections take turns. A fence
-takes effect when it begins. It is answered once it is durable.
+takes effect when it begins. It is answered once it is durable. If there are many, the journal writes them together, and
+in between it is free for adds.
 
 Before a fence of a ledger that is not in memory begins, a thread searches for the ledger's index file. The search may
 wait for a flush that creates files in the same directory.
@@ -26,6 +27,9 @@ from bookie_server.net.common.fair_slots import Share
 _LOG: Final = logging.getLogger(__name__)
 _PER_TURN: Final = 4
 _UNDER_WAY: Final = 256
+#: With so many on their way, and with any that wait, further ones are not urgent. Otherwise the journal would always be
+#: writing fences, and each add would wait for a group of them.
+_URGENT: Final = 8
 #: Ledgers whose index files are searched together.
 _LOOKED_UP_AT_ONCE: Final = 64
 #: How often to check whether index files were written.
@@ -80,7 +84,8 @@ class Fences:
 
     def _begin(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         since = time.thread_time()
-        outcome = self._bookie.fence(ledger_id, master_key)
+        is_urgent = not self._waiting and self._under_way < _URGENT
+        outcome = self._bookie.fence(ledger_id, master_key, urgent=is_urgent)
         asker.time_share.serve(int((time.thread_time() - since) * 1e6), self._loop.time())
         self._begun += 1
         self._look_soon()
@@ -106,15 +111,17 @@ class Fences:
             asker = next(iter(self._waiting))
             queue = self._waiting.pop(asker)
             ledger_id, master_key, outcome = queue[0]
-            if self._is_ready(ledger_id):
+            is_ready = self._is_ready(ledger_id)
+            if is_ready:
                 queue.popleft()
-                unready = 0
-                if not outcome.done():
-                    self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
             else:
                 unready += 1
             if queue:
                 self._waiting[asker] = queue  # the others are first
+            if is_ready:
+                unready = 0
+                if not outcome.done():
+                    self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
         if unready:
             if self._looking_up is None:
                 self._looking_up = self._loop.create_task(self._look_up())

@@ -271,6 +271,62 @@ MUTATIONS: Final = (
         ("tests/unit/test_net_turns.py::test_n1_slices_of_large_frames_count_before_they_are_received",),
     ),
     Mutation(
+        "Many fences are written together.",
+        "bookie_server/net/native/fences.py",
+        "is_urgent = not self._waiting and self._under_way < _URGENT",
+        "is_urgent = True",
+        ("tests/unit/test_net_fences.py::test_n1_many_fences_let_the_journal_write_them_together",),
+    ),
+    Mutation(
+        "A fence that is not urgent waits for others.",
+        "bookie_server/bookie.py",
+        "self._fence_now(descriptor, _resolver(outcome), urgent=urgent)",
+        "self._fence_now(descriptor, _resolver(outcome))",
+        ("tests/unit/test_net_fences.py::test_n1_a_fence_that_is_not_urgent_is_written_with_the_next_that_is",),
+    ),
+    Mutation(
+        "What is in memory is answered in the turn in which the request came.",
+        "bookie_server/net/native/connection.py",
+        "        self.answers.gather()\n        try:\n            return self._dispatch(frames)\n"
+        "        finally:\n            self.answers.flush()\n",
+        "        return self._dispatch(frames)\n",
+        (
+            "tests/unit/test_net_connections.py::"
+            "test_n1_what_is_in_memory_is_answered_in_the_turn_in_which_the_request_came",
+        ),
+    ),
+    Mutation(
+        "A newcomer is heard only after the one before it was served.",
+        "bookie_server/net/common/entrance/newcomers.py",
+        "_TURNS_EACH: Final = 2",
+        "_TURNS_EACH: Final = 1",
+        ("tests/unit/test_net_connections.py::test_n1_newcomers_come_one_by_one",),
+    ),
+    Mutation(
+        "A newcomer's request is read when it gets a transport.",
+        "bookie_server/net/native/connection.py",
+        "        self._begin_access()\n        self._receive_first()\n",
+        "        self._begin_access()\n",
+        (
+            "tests/unit/test_net_connections.py::"
+            "test_n1_a_newcomers_request_is_read_and_answered_when_it_gets_a_transport",
+        ),
+    ),
+    Mutation(
+        "A large frame whose turn has come is received while there is time.",
+        "bookie_server/net/native/connection.py",
+        "if not (self._has_large and self._receive_slice()):",
+        "if True:",
+        ("tests/unit/test_net_turns.py::test_n1_a_large_frame_whose_turn_has_come_is_received_while_there_is_time",),
+    ),
+    Mutation(
+        "A flush pauses between the index files of many new ledgers.",
+        "bookie_server/storage/flush.py",
+        "if len(step) == HEADERS_STEP:",
+        "if False:",
+        ("tests/unit/test_storage_flushes.py::test_n1_a_flush_pauses_between_the_index_files_of_many_new_ledgers",),
+    ),
+    Mutation(
         "Stalled peers are closed a few in a turn.",
         "bookie_server/net/native/server.py",
         "min(_CLOSED_AT_ONCE, len(self._stalled))",

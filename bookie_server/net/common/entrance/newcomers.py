@@ -31,8 +31,9 @@ _BACKLOG: Final = 4096
 _ACCEPTED_AT_ONCE: Final = 8
 #: Sockets that are noticed to have something to read in one turn.
 _NOTICED_AT_ONCE: Final = 1024
-#: Sockets whose first bytes are handled in one turn. Each becomes a connection, which takes 0.3 ms in the turns after.
-_HEARD_AT_ONCE: Final = 1
+#: The first bytes of one socket are handled in so many turns. It becomes a connection, and its first requests are
+#: handled in the turns after, in up to a millisecond. If others were heard meanwhile, each turn would have all of that.
+_TURNS_EACH: Final = 2
 #: Pause before accepting again when the process or the system has no room for another file.
 _NO_ROOM_PAUSE_S: Final = 0.1
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -197,6 +198,8 @@ class Newcomers:
         self._most_ready = most_ready
         self._pause: asyncio.TimerHandle | None = None
         self._hears_soon = False
+        #: In how many turns the next one is heard.
+        self._heard_in = 0
 
     def start(self) -> None:
         """Begin to accept. Raises OSError."""
@@ -249,13 +252,17 @@ class Newcomers:
             self._hear()
 
     def _hear(self) -> None:
-        """Hear one, and another in the next turn."""
+        """Hear one now and then, while there are any."""
         self._hears_soon = self._silent.ready_count > 0
         if not self._hears_soon:
+            self._heard_in = 0
             return
         self._loop.call_soon(self._hear)
-        for _ in range(_HEARD_AT_ONCE):
-            self._hear_one(self._silent.next_ready())
+        if self._heard_in > 0:
+            self._heard_in -= 1
+            return
+        self._heard_in = _TURNS_EACH - 1
+        self._hear_one(self._silent.next_ready())
 
     def _hear_one(self, newcomer: Newcomer) -> None:
         wait, connected = newcomer.wait, newcomer.socket
