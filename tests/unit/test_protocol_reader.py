@@ -716,7 +716,7 @@ def test_a_bookie_that_cannot_be_reached_after_a_batch_read_just_died() -> None:
 
 def test_so_many_single_reads_at_once_and_no_more() -> None:
     reader = ReaderUnderTest(ledger(), 0, 999, chunk_entries=1_000)
-    assert len(reader.asked[0].entry_ids) == 250
+    assert len(reader.asked[0].entry_ids) == 500
     reader.finish()
     assert reader.next == 1_000
 

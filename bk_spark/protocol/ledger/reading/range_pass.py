@@ -52,7 +52,7 @@ from bk_spark.protocol.quorum import Answer
 from bk_spark.protocol.wire.code_errors import AbsentError, check_read
 
 #: The maximum number of single reads sent at once. The rest of a request follows. This limits a bookie's load.
-_MAX_SINGLE_READS: Final = 250
+_MAX_SINGLE_READS: Final = 500
 #: Entries that are this large on average are given to the caller one by one. To join them costs a copy.
 APART_BYTES: Final = 256 * 1024
 #: Bytes of an answer to a batch read besides the entries.
