@@ -88,15 +88,15 @@ class SpareExtents:
 
     def __init__(self) -> None:
         self._free: list[Bytes] = []
-        extent = np.empty(0, np.uint8)
-        #: What :meth:`take` sees of an extent that nobody else refers to.
-        self._unused = _references(extent)
+        #: An array that nobody else refers to. How many references Python counts for one depends on its release.
+        self._unused = [np.empty(0, np.uint8)]
 
     def take(self) -> Bytes:
         """Return an extent with any content."""
         while self._free:
+            is_unused = _references_to_last(self._free) == _references_to_last(self._unused)
             extent = self._free.pop()
-            if _references(extent) == self._unused:
+            if is_unused:
                 return extent
         return np.empty(_EXTENT_BYTES, np.uint8)
 
@@ -107,8 +107,8 @@ class SpareExtents:
         extents.clear()
 
 
-def _references(extent: Bytes) -> int:
-    return sys.getrefcount(extent)
+def _references_to_last(arrays: list[Bytes]) -> int:
+    return sys.getrefcount(arrays[-1])
 
 
 class CacheHalf:

@@ -276,7 +276,7 @@ MUTATIONS: Final = (
     Mutation(
         "Memory of the write cache from which an answer is still sent is not filled again.",
         "bookie_server/storage/write_cache.py",
-        "            if _references(extent) == self._unused:\n",
+        "            if is_unused:\n",
         "            if extent is not None:\n",
         (
             "tests/unit/test_write_cache.py"
