@@ -84,6 +84,10 @@ class Bookie:
         """Call ``callback`` when a flush has made room, so that :attr:`excess_bytes` is 0 again."""
         self._storage.flusher.on_room = callback
 
+    def on_answered(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when a group of a journal is decided, and everybody who waited for it was told."""
+        self._storage.on_answered = callback
+
     # --- writing -----------------------------------------------------------------------------------
 
     def add(

@@ -102,6 +102,8 @@ class LedgerStorage:
         self._large_bytes = config.large_entry_bytes if config.journal_sync_data else 0
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._started = False
+        #: Called when a group of a journal is decided, and everybody who waited for it was told.
+        self.on_answered: Callable[[], None] = lambda: None
 
         files.sync_what_was_left((*journal_directories, *directories.paths, *directories.index_paths))
         self.entry_limit = EntryLimit(find_last_entry, directories.paths)
@@ -353,6 +355,7 @@ class LedgerStorage:
                 done(error is None)
             except Exception:
                 _LOG.exception("cannot send an answer")
+        self.on_answered()
         if self.write_cache.is_full:
             self._flush_loop.request()
 

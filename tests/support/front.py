@@ -69,6 +69,9 @@ class HeldBookie:
     def on_room(self, callback: Callable[[], None]) -> None:
         pass
 
+    def on_answered(self, callback: Callable[[], None]) -> None:
+        pass
+
     @property
     def entries(self) -> int:
         return sum(len(records) for records, _ in self.adds)

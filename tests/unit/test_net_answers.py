@@ -15,6 +15,7 @@ from bookie_server.net.common.fair_slots import FairSlots
 from bookie_server.net.common.limits import NetConfig
 from bookie_server.net.common.load import Load
 from bookie_server.net.native.answers import Answers, send_together
+from bookie_server.net.native.outbox import Outbox
 from bookie_server.net.native.slices import SLICE_BYTES, Slices
 from tests.support.front import MIB, Front, HeldBookie, Peer, front, reads, run, until
 
@@ -49,7 +50,7 @@ class Transport:
 def test_small_answers_are_one_write_and_large_ones_are_not_copied() -> None:
     async def test() -> None:
         load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
-        answers, transport = Answers(load, FairSlots(8), Slices(), 64 * 1024), Transport()
+        answers, transport = Answers(load, FairSlots(8), Slices(), Outbox(), 64 * 1024), Transport()
         answers.begin(cast(asyncio.Transport, transport))
         answers.send(b"a", b"b")
         answers.send(b"c")
@@ -106,7 +107,8 @@ def test_the_first_bytes_of_a_large_answer_do_not_go_out_alone() -> None:
 def test_where_one_call_sends_many_buffers_fewer_are_copied(size: int, copied: bool) -> None:
     async def test() -> None:
         with Pair() as pair:
-            answers = Answers(Load(NetConfig(), lambda: None, lambda: None, lambda: 0), FairSlots(8), Slices(), MIB)
+            load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
+            answers = Answers(load, FairSlots(8), Slices(), Outbox(), MIB)
             answers.begin(cast(asyncio.Transport, pair.transport))
             pair.transport.buffered_bytes = 1  # so the transport gets the buffers that the call would get
             entry = memoryview(bytes(size))
@@ -164,7 +166,7 @@ def test_bytes_go_past_the_transport_only_without_tls(tls: object) -> None:
     async def test() -> None:
         load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
         with Pair(sslcontext=tls) as pair:
-            answers = Answers(load, FairSlots(8), Slices(), 64 * 1024)
+            answers = Answers(load, FairSlots(8), Slices(), Outbox(), 64 * 1024)
             answers.begin(cast(asyncio.Transport, pair.transport))
             answers.has_read()
             answers.send(b"a", b"b" * 140_000)
@@ -176,7 +178,7 @@ def test_bytes_go_past_the_transport_only_without_tls(tls: object) -> None:
 
 def answers_to(transport: Transport, slices: Slices) -> tuple[Answers, Load]:
     load = Load(NetConfig(), lambda: None, lambda: None, lambda: 0)
-    answers = Answers(load, FairSlots(8), slices, 64 * 1024)
+    answers = Answers(load, FairSlots(8), slices, Outbox(), 64 * 1024)
     answers.begin(cast(asyncio.Transport, transport))
     return answers, load
 
@@ -271,5 +273,33 @@ def test_n1_the_kernel_keeps_more_for_a_peer_that_reads(monkeypatch: pytest.Monk
             await second.send(reads(*((1, i) for i in range(3))))
             assert await second.codes(3) == [Code.OK] * 3
             assert _limits(here) == [much]
+
+    run(test)
+
+
+def test_n1_adds_of_a_group_are_answered_when_it_is_through_and_not_a_turn_later() -> None:
+    class Counting:
+        sent = 0
+
+        def flush(self) -> None:
+            self.sent += 1
+
+    class Failing(Counting):
+        def flush(self) -> None:
+            super().flush()
+            raise RuntimeError("of one connection")
+
+    async def test() -> None:
+        outbox, senders = Outbox(), [Failing(), Counting(), Counting()]
+        for sender in (*senders, senders[0]):
+            outbox.wait(sender)
+        assert [sender.sent for sender in senders] == [0, 0, 0]
+        outbox.flush()  # the group is through
+        assert [sender.sent for sender in senders] == [1, 1, 1]
+        await asyncio.sleep(0)
+        assert [sender.sent for sender in senders] == [1, 1, 1]
+        outbox.wait(senders[1])
+        await asyncio.sleep(0)  # without a group
+        assert senders[1].sent == 2
 
     run(test)

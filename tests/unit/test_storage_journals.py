@@ -180,3 +180,14 @@ async def test_packets_that_cannot_be_are_refused(place: Place) -> None:
         bookie.state.set_read_only("manual", "a test")
         assert await bookie.bookie.write_lac(packet(1, 7), KEY) is Code.READ_ONLY
         assert await bookie.bookie.fence(1, KEY) is Code.OK
+
+
+@in_loop
+async def test_n1_the_front_end_is_told_when_all_who_waited_for_a_group_were(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with running(Place.make(tmp_path / "bookie", flush_interval_ms=600_000)) as bookie:
+        bookie.bookie.on_answered(lambda: told.append("front end"))
+        fence = bookie.bookie.fence(1, KEY)
+        bookie.storage.barrier(lambda ok: told.append("barrier"))
+        assert await fence is Code.OK
+        assert told == ["barrier", "front end"]

@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from bookie_server.net.common.next_turn import NextTurn
+
 #: Work of one turn of the event loop, in bytes. A larger piece is done alone.
 _TURN_COST: Final = 512 * 1024
 #: The cost of a piece, in addition to its bytes.
@@ -100,7 +102,7 @@ class FairSlots:
         self._loop = asyncio.get_running_loop()
         self._free = count
         self._spent = 0
-        self._turn_comes = False
+        self._next = NextTurn(self._loop, self._turn)
         #: Who waits, by the room that they need. The lists are heaps.
         self._lines: dict[Room | None, list[tuple[float, int, Share, asyncio.Future[None]]]] = {}
         self._number = 0
@@ -121,12 +123,12 @@ class FairSlots:
                 cost = slot.bytes + PIECE_COST
                 share.serve(cost, self._loop.time())
                 self._spent += max(0, cost - expected)
-            self._look_soon()
+            self._next.ask()
 
     async def _acquire(self, share: Share, room: Room | None) -> None:
         if self._free and self._spent < _TURN_COST and self._next_line() is None and (room is None or room.is_set()):
             self._begin(share)
-            self._look_soon()
+            self._next.ask()
             return
         now = self._loop.time()
         granted: asyncio.Future[None] = self._loop.create_future()
@@ -134,30 +136,24 @@ class FairSlots:
         if room not in self._lines:
             self._lines[room] = []
             if room is not None:
-                room.on_freed(self._look_soon)
+                room.on_freed(self._next.ask)
         order = share.served(now) + now * _WAITING_COST_PER_S
         heapq.heappush(self._lines[room], (order, self._number, share, granted))
-        self._look_soon()
+        self._next.ask()
         try:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self._free += 1
-                self._look_soon()
+                self._next.ask()
             else:
                 self._gone += 1
                 if self._gone > _MOST_GONE:
                     self._drop_gone()
             raise
 
-    def _look_soon(self) -> None:
-        if not self._turn_comes:
-            self._turn_comes = True
-            self._loop.call_soon(self._turn)
-
     def _turn(self) -> None:
         """Start the next pieces: as many as will probably fit into a turn, but at least one."""
-        self._turn_comes = False
         self._spent = 0
         while self._free and self._spent < _TURN_COST:
             line = self._next_line()

@@ -15,6 +15,7 @@ import time
 from typing import Final, Protocol
 
 from bookie_server.net.common.fair_slots import Share
+from bookie_server.net.common.next_turn import NextTurn
 
 #: Time in one turn for requests in line, and the same again for newly received ones. What the latter leave goes to
 #: those in line: while there is a line, most received requests join it. A slice is always completed.
@@ -56,7 +57,7 @@ class Turns:
         self._line: list[tuple[float, int, Asker]] = []
         self._in_line: set[Asker] = set()
         self._number = 0
-        self._turn_comes = False
+        self._next = NextTurn(self._loop, self._turn)
 
     @property
     def waiting(self) -> int:
@@ -87,7 +88,7 @@ class Turns:
         """The event loop has received for ``asker`` and handled the requests."""
         self._received_us += self._served(asker, self._begun)
         if self._received_us >= _COUNTED_US:
-            self._look_soon()
+            self._next.ask()
 
     def wait(self, asker: Asker) -> None:
         """Call ``handle_backlog`` of ``asker`` once, when its turn comes."""
@@ -95,7 +96,7 @@ class Turns:
             self._in_line.add(asker)
             self._number += 1
             heapq.heappush(self._line, (self._order(asker), self._number, asker))
-        self._look_soon()
+        self._next.ask()
 
     def _order(self, asker: Asker) -> float:
         now = self._loop.time()
@@ -106,13 +107,7 @@ class Turns:
         asker.time_share.serve(took_us, self._loop.time())
         return took_us
 
-    def _look_soon(self) -> None:
-        if not self._turn_comes:
-            self._turn_comes = True
-            self._loop.call_soon(self._turn)
-
     def _turn(self) -> None:
-        self._turn_comes = False
         most_us = _TURN_US + max(0, _TURN_US - self._received_us)
         self._received_us = spent_us = 0
         while self._line and spent_us < most_us:
@@ -123,4 +118,4 @@ class Turns:
             # The next slice of a large frame is received in a later turn, so it counts as much as the last one took.
             spent_us += max(_SLICE_US, self._served(asker, begun), last_us)
         if self._line:
-            self._look_soon()
+            self._next.ask()

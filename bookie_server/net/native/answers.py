@@ -17,6 +17,7 @@ from typing import Final
 from bk_spark.protocol.entries.digest import Buffer
 from bookie_server.net.common.fair_slots import HALF_LIFE_S, FairSlots, Share
 from bookie_server.net.common.load import Load
+from bookie_server.net.native.outbox import Outbox
 from bookie_server.net.native.slices import SLICE_BYTES, Slices
 
 #: Small buffers are joined, up to this size.
@@ -38,10 +39,11 @@ _STALLED_BYTES: Final = 64 * 1024
 class Answers:
     """Belongs to the event loop. Counts in ``load`` what the peer has not read."""
 
-    def __init__(self, load: Load, read_slots: FairSlots, slices: Slices, high_bytes: int) -> None:
+    def __init__(self, load: Load, read_slots: FairSlots, slices: Slices, outbox: Outbox, high_bytes: int) -> None:
         self._load = load
         self._read_slots = read_slots
         self._slices = slices
+        self._outbox = outbox
         self._high_bytes = high_bytes
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -116,7 +118,7 @@ class Answers:
         if self._transport is None:
             return
         if not self._out and not self._is_flushed_now:
-            self._loop.call_soon(self.flush)
+            self._outbox.wait(self)
         self._out += buffers
         for buffer in buffers:
             self._out_bytes += len(buffer)

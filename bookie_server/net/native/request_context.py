@@ -43,7 +43,8 @@ class RequestContext:
         failed: Callable[[], None],
     ) -> None:
         self.shared = shared
-        self.answers = Answers(shared.load, shared.read_slots, shared.slices, shared.config.answers_high_bytes)
+        high_bytes = shared.config.answers_high_bytes
+        self.answers = Answers(shared.load, shared.read_slots, shared.slices, shared.outbox, high_bytes)
         self.reads = ReadQueue(shared.load, shared.config, self.answers.wait_taken, reads_changed, failed)
         self.pending_adds = 0
         #: What the peer may do. None: everything.

@@ -77,6 +77,7 @@ class NativeServer:
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
         bookie.on_room(self.load.look)
         self.shared = Shared(bookie, config, self.load, times or NoRequestTimes(), disk_space, access)
+        bookie.on_answered(self.shared.outbox.flush)
         self._loop_delay = LoopDelay(on_loop_delay)
         #: Connections that were refused, and those that were closed for new ones.
         self.rejected_connections = 0

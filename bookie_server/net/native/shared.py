@@ -20,6 +20,7 @@ from bookie_server.net.common.sparing_log import SparingLog
 from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.fences import Fences
+from bookie_server.net.native.outbox import Outbox
 from bookie_server.net.native.slices import Slices
 
 
@@ -53,6 +54,7 @@ class Shared:
         self.turns = Turns()
         self.read_slots = FairSlots(config.read_slots)
         self.slices = Slices()
+        self.outbox = Outbox()
         self.login_pauses = LoginPauses()
         self.fences = Fences(bookie)
         self.kernel_room = KernelRoom()

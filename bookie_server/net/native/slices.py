@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from bookie_server.net.common.next_turn import NextTurn
+
 #: Bytes handed over at a time.
 SLICE_BYTES: Final = 128 * 1024
 #: Slices in one turn of the event loop, all connections.
@@ -26,30 +28,23 @@ class Slices:
     """The connections with answers that are handed over in slices. They take turns. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._senders: dict[Sender, None] = {}
-        self._turn_comes = False
+        self._next = NextTurn(asyncio.get_running_loop(), self._turn)
 
     def wait(self, sender: Sender) -> None:
         """Let ``sender`` go on when its turn comes."""
         self._senders[sender] = None
-        self._look_soon()
+        self._next.ask()
 
     def forget(self, sender: Sender) -> None:
         """It has no more slices."""
         self._senders.pop(sender, None)
 
-    def _look_soon(self) -> None:
-        if not self._turn_comes:
-            self._turn_comes = True
-            self._loop.call_soon(self._turn)
-
     def _turn(self) -> None:
-        self._turn_comes = False
         for _ in range(min(_PER_TURN, len(self._senders))):
             sender = next(iter(self._senders))
             del self._senders[sender]
             if sender.send_slice():
                 self._senders[sender] = None
         if self._senders:
-            self._look_soon()
+            self._next.ask()

@@ -327,6 +327,23 @@ MUTATIONS: Final = (
         ("tests/unit/test_storage_flushes.py::test_n1_a_flush_pauses_between_the_index_files_of_many_new_ledgers",),
     ),
     Mutation(
+        "The front end is told when a group of a journal is through.",
+        "bookie_server/storage/ledger_storage.py",
+        "        self.on_answered()\n",
+        "",
+        ("tests/unit/test_storage_journals.py::test_n1_the_front_end_is_told_when_all_who_waited_for_a_group_were",),
+    ),
+    Mutation(
+        "Answers that could not be sent to one connection keep nobody else's.",
+        "bookie_server/net/native/outbox.py",
+        "except Exception:",
+        "except ValueError:",
+        (
+            "tests/unit/test_net_answers.py::"
+            "test_n1_adds_of_a_group_are_answered_when_it_is_through_and_not_a_turn_later",
+        ),
+    ),
+    Mutation(
         "Stalled peers are closed a few in a turn.",
         "bookie_server/net/native/server.py",
         "min(_CLOSED_AT_ONCE, len(self._stalled))",
