@@ -13,13 +13,12 @@ import numpy as np
 
 from bk_spark.bookie.auth.providers import Peer
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, Receiving, are_v3, is_v3
+from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, Receiving
 from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S
 from bookie_server.net.common.kernel_room import Socket
 from bookie_server.net.native.gate import Gate
+from bookie_server.net.native.protocols import Protocols
 from bookie_server.net.native.request_context import RequestContext
-from bookie_server.net.native.requests_v2 import RequestsV2
-from bookie_server.net.native.requests_v3 import RequestsV3
 from bookie_server.net.native.shared import Shared
 
 _LOG: Final = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Owner(Protocol):
 
 
 class NativeConnection(asyncio.BufferedProtocol):
-    """Belongs to the event loop. After its first v2 frame a connection speaks only v2 (compatibility.md §1.2)."""
+    """Belongs to the event loop."""
 
     def __init__(self, shared: Shared, owner: Owner, *, refuses: bool = False) -> None:
         self._shared = shared
@@ -68,9 +67,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             shared, adds_changed=self._adds_changed, reads_changed=self._reads_changed, failed=self._close_failed
         )
         self.answers = self._requests.answers
-        self._v2 = RequestsV2(self._requests)
-        self._v3 = RequestsV3(self._requests)
-        self._is_v2 = False
+        self._protocols = Protocols(self._requests)
         self._backlog: Frames | None = None
         self._frames_per_turn = _FRAMES_PER_TURN
         self._has_large = False
@@ -377,40 +374,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         frames.check_bodies()
         if self._gate is not None:
             return self._pass_gate(self._gate, frames)
-        if len(frames) == 1:
-            return self._dispatch_one(frames)
-        v3 = are_v3(frames)
-        at = 0
-        if not self._is_v2:
-            count = len(frames) if v3.all() else int(v3.argmin())
-            if count:
-                at = self._v3.handle(frames.part(0, count))
-            if at < count:
-                return frames.part(at, len(frames))
-            if at == len(frames):
-                return None
-            self._is_v2 = True
-        end = at + int(v3[at:].argmax()) if v3[at:].any() else len(frames)
-        if at < end:
-            at += self._v2.handle(frames.part(at, end))
-        if at < end:
-            return frames.part(at, len(frames))
-        if end < len(frames):
-            raise _not_v2()
-        return None
-
-    def _dispatch_one(self, frames: Frames) -> Frames | None:
-        """Do what :meth:`_dispatch` does for one frame, from a client that waits for each answer. To look at it with
-        numpy would take longer than the request."""
-        start = int(frames.starts[0])
-        if is_v3(frames.data[start : start + frames.shortest_bytes]):
-            if self._is_v2:
-                raise _not_v2()
-            handled = self._v3.handle(frames)
-        else:
-            self._is_v2 = True
-            handled = self._v2.handle(frames)
-        return None if handled else frames
+        return self._protocols.handle(frames)
 
     # --- who the peer is ---------------------------------------------------------------------------
 
@@ -434,7 +398,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         rest = gate.handle(frames)
         if gate.is_open:
             self._end_login()
-            self._gate, self._is_v2 = None, gate.is_v2
+            self._gate, self._protocols.is_v2 = None, gate.is_v2
             self._requests.access = gate.access
             self._owner.active(self)
         return rest
@@ -465,10 +429,6 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Close because of the unexpected exception that is being handled."""
         _LOG.exception("connection from %s closed: unexpected error in a request", self._peer)
         self.abort()
-
-
-def _not_v2() -> WireFormatError:
-    return WireFormatError("a v3 frame on a connection that speaks v2")
 
 
 def _count(frames: Frames | None) -> int:
