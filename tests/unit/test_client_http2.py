@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import os
@@ -47,6 +48,11 @@ class Server:
         while (message := await context.read()) is not grpc.aio.EOF:
             await context.write(message)
 
+    async def asked(self, _: bytes, context: Any) -> bytes:
+        """What the headers of the call say."""
+        sizes = [len(value) for name, value in context.invocation_metadata() if name == "big-bin"]
+        return repr((context.time_remaining(), sizes)).encode()
+
     async def wait(self, message: bytes, context: Any) -> bytes:
         self.seen.add(context.peer())
         self.waiting += 1
@@ -66,6 +72,7 @@ async def served(*options: tuple[str, int]) -> AsyncIterator[tuple[Server, Chann
     methods = {
         "Echo": grpc.stream_stream_rpc_method_handler(one.echo),
         "Wait": grpc.unary_unary_rpc_method_handler(one.wait),
+        "Asked": grpc.unary_unary_rpc_method_handler(one.asked),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -155,6 +162,37 @@ def test_a_message_that_is_too_long_ends_the_call() -> None:
             await call.write(bytes(9 * MIB))
             with pytest.raises(CallError, match="nettyMaxFrameSizeBytes"):
                 await call.read()
+
+    run(play())
+
+
+def test_headers_larger_than_a_frame_and_those_that_the_server_does_not_take() -> None:
+    async def play() -> None:
+        big = (("big-bin", bytes(30_000)),)
+        async with served(("grpc.max_metadata_size", 64 * 1024)) as (_, made):
+            assert await made.ask("/t.T/Asked", b"", big) == b"(None, [30000])"
+        async with served() as (server, made):
+            await made.ask("/t.T/Asked", b"")  # the server has said what it takes
+            with pytest.raises(CallError, match="RESOURCE_EXHAUSTED: the headers of a call have 40"):
+                await made.ask("/t.T/Asked", b"", big)
+            # Others of the same connection are not harmed.
+            assert await made.ask("/t.T/Asked", b"") == b"(None, [])"
+            assert len(server.lines) == 1
+
+    run(play())
+
+
+def test_a_server_is_told_how_long_a_call_may_take() -> None:
+    async def play() -> None:
+        async with served() as (server, made):
+            left, _ = ast.literal_eval((await made.ask("/t.T/Asked", b"", (), 65_000)).decode())
+            assert 0 < left <= 65
+            # A server stops working for a client that is gone without a word.
+            call = made.begin("/t.T/Wait", (), 500)
+            await call.write(b"", ends=True)
+            with pytest.raises(CallError, match="DEADLINE_EXCEEDED"):
+                await call.read()
+            await until(lambda: server.cancelled == 1)
 
     run(play())
 

@@ -23,6 +23,7 @@ from bk_spark.protocol.wire.http2.frames import (
     number_frame,
     settings_frame,
 )
+from bk_spark.protocol.wire.http2.headers import TooManyHeadersError
 from tests.support.http2_answers import (
     MAX_MESSAGE,
     answered,
@@ -65,9 +66,46 @@ def test_secrets_of_all_sizes_which_no_log_has(size: int, caplog: pytest.LogCapt
     with caplog.at_level(logging.DEBUG, "hpack"):
         made.begin("/s/M", [("bk-session-bin", secret), ("a-bin", b"")])
     said = b64encode(secret).rstrip(b"=")
-    assert list(Decoder().decode(output(made)[-1][3], raw=True))[-2:] == [(b"bk-session-bin", said), (b"a-bin", b"")]
+    block = b"".join(one[3] for one in output(made)[2:])
+    assert list(Decoder().decode(block, raw=True))[-2:] == [(b"bk-session-bin", said), (b"a-bin", b"")]
     assert "/s/M" in caplog.text
     assert size < 2 or said.decode()[:8] not in caplog.text
+
+
+@pytest.mark.parametrize(("size", "rests"), [(12_000, 0), (12_280, 1), (40_000, 3)])
+def test_headers_larger_than_a_frame_go_on_in_others(size: int, rests: int) -> None:
+    made = Http2("peer:1", is_secure=False, max_message_bytes=10)
+    made.begin("/s/M", [("bk-session-bin", bytes(size))])
+    sent = output(made)[2:]
+    kinds = [Kind.HEADERS] + [Kind.CONTINUATION] * rests
+    assert [(one[0], one[1], one[2]) for one in sent] == [
+        (kind, Flag.END_HEADERS if number == rests else 0, 1) for number, kind in enumerate(kinds)
+    ]
+    assert max(len(one[3]) for one in sent) <= 16_384
+    fields = dict(Decoder(max_header_list_size=1 << 20).decode(b"".join(one[3] for one in sent), raw=True))
+    assert fields[b"bk-session-bin"] == b64encode(bytes(size)).rstrip(b"=")
+
+
+def test_headers_that_the_peer_does_not_take_are_not_sent() -> None:
+    made = Http2("peer:1", is_secure=False, max_message_bytes=10)
+    receive(made, settings({Setting.MAX_HEADER_LIST_SIZE: 500}))
+    output(made)
+    with pytest.raises(TooManyHeadersError, match=r"have \d+ bytes, and the peer takes 500"):
+        made.begin("/s/M", [("bk-session-bin", bytes(200))])
+    assert output(made) == []
+    assert made.begin("/s/M", [("bk-session-bin", b"")]) == 1
+    # Whatever it takes.
+    receive(made, settings({Setting.MAX_HEADER_LIST_SIZE: 2**32 - 1}))
+    with pytest.raises(TooManyHeadersError, match="the peer takes 65536"):
+        made.begin("/s/M", [("bk-session-bin", bytes(50_000))])
+
+
+@pytest.mark.parametrize(("timeout_ms", "said"), [(None, None), (65_000, b"65000m"), (2**40, b"99999999m")])
+def test_a_call_says_how_long_it_may_take(timeout_ms: int | None, said: bytes | None) -> None:
+    made = Http2("peer:1", is_secure=False, max_message_bytes=10)
+    made.begin("/s/M", (), timeout_ms)
+    fields = dict(Decoder().decode(output(made)[-1][3], raw=True))
+    assert fields.get(b"grpc-timeout") == said
 
 
 @pytest.mark.parametrize("most", [1, 7, 9_000, 1 << 30])

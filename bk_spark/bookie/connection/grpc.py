@@ -48,6 +48,9 @@ _BATCH_ENTRIES: Final = 4_000
 #: Entries that one read may ask for at most.
 _MOST_READ: Final = 10_000
 _MAX_UINT32: Final = 2**32 - 1
+#: A bookie ends requests that take longer, unless they wait for entries. It is told so for the sake of proxies, and of
+#: bookies whose client is gone without a word. Callers have shorter limits.
+_MOST_ANSWER_MS: Final = 60_000
 
 _A = TypeVar("_A", bound=Message)
 _T = TypeVar("_T")
@@ -185,7 +188,10 @@ class GrpcConnection(ControlConnection, BatchReads):
         answered = False
         try:
             self._check()
-            data = await self.channel.ask(f"/{SERVICE}/{method}", request.SerializeToString(), self.metadata)
+            timeout_ms = max(_MOST_ANSWER_MS, self._limits.silence_ms) + answer_takes_ms
+            data = await self.channel.ask(
+                f"/{SERVICE}/{method}", request.SerializeToString(), self.metadata, timeout_ms
+            )
             answered = True
             self.heard()
             return kind.FromString(data)

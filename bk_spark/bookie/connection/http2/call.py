@@ -52,8 +52,8 @@ class CallLine(Protocol):
 class Call:
     """One call, which may still wait for its connection. One task reads, another may write."""
 
-    def __init__(self, path: str, metadata: Metadata) -> None:
-        self.path, self.metadata = path, metadata
+    def __init__(self, path: str, metadata: Metadata, timeout_ms: int | None = None) -> None:
+        self.path, self.metadata, self.timeout_ms = path, metadata, timeout_ms
         self._loop = asyncio.get_running_loop()
         self._line: CallLine | None = None
         self._number = 0

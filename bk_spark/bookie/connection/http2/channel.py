@@ -47,29 +47,32 @@ class Channel:
         self._connecting: asyncio.Task[None] | None = None
         self._closed = False
 
-    def begin(self, path: str, metadata: Metadata = NO_METADATA) -> Call:
-        """Begin a call with messages both ways. Its connection may come later."""
-        call = Call(path, metadata)
+    def begin(self, path: str, metadata: Metadata = NO_METADATA, timeout_ms: int | None = None) -> Call:
+        """Begin a call with messages both ways. Its connection may come later. The peer may give the call up
+        ``timeout_ms`` after its beginning."""
+        call = Call(path, metadata, timeout_ms)
         self._waiting[call] = None
         self._begin_calls()
         return call
 
-    async def ask(self, path: str, message: bytes, metadata: Metadata = NO_METADATA) -> bytes:
-        """Make a call with one message each way. Raises CallError.
+    async def ask(
+        self, path: str, message: bytes, metadata: Metadata = NO_METADATA, timeout_ms: int | None = None
+    ) -> bytes:
+        """Make a call with one message each way. The peer may give it up after ``timeout_ms``. Raises CallError.
 
         A peer that takes no further calls at the moment does not look at it. Then it is made again.
         """
         for wait_s in _WAITS_S:
             try:
-                return await self._ask_once(path, message, metadata)
+                return await self._ask_once(path, message, metadata, timeout_ms)
             except CallError as error:
                 if not error.is_unseen:
                     raise
             await asyncio.sleep(wait_s)
-        return await self._ask_once(path, message, metadata)
+        return await self._ask_once(path, message, metadata, timeout_ms)
 
-    async def _ask_once(self, path: str, message: bytes, metadata: Metadata) -> bytes:
-        call = self.begin(path, metadata)
+    async def _ask_once(self, path: str, message: bytes, metadata: Metadata, timeout_ms: int | None) -> bytes:
+        call = self.begin(path, metadata, timeout_ms)
         try:
             await call.write(message, ends=True)
             answer = await call.read()

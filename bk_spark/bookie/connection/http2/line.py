@@ -11,8 +11,9 @@ from bk_spark.bookie.connection.client_tls import HTTP2_NAME
 from bk_spark.bookie.connection.http2.call import Call, CallError
 from bk_spark.bookie.connection.transports import SendQueue, prepare, tls_problem
 from bk_spark.protocol.errors import WireFormatError
-from bk_spark.protocol.wire.http2.calls import UNAVAILABLE, Ended
+from bk_spark.protocol.wire.http2.calls import RESOURCE_EXHAUSTED, UNAVAILABLE, Ended
 from bk_spark.protocol.wire.http2.connection import Http2
+from bk_spark.protocol.wire.http2.headers import TooManyHeadersError
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -46,8 +47,12 @@ class Line(asyncio.BufferedProtocol):
         return not self.lost.done() and not self.http2.is_leaving
 
     def begin(self, call: Call) -> None:
-        """Begin a call. The peer must have room for it."""
-        number = self.http2.begin(call.path, call.metadata)
+        """Begin a call. The peer must have room for it. The call fails if the peer does not take its headers."""
+        try:
+            number = self.http2.begin(call.path, call.metadata, call.timeout_ms)
+        except TooManyHeadersError as error:
+            call.fail(CallError(RESOURCE_EXHAUSTED, str(error)))
+            return
         self._calls[number] = call
         call.on_begun(self, number)
         self.feed()

@@ -102,16 +102,26 @@ class Http2:
         """Whether the peer takes another call at present."""
         return not self.is_leaving and len(self._calls) < self._peer.max_calls
 
-    def begin(self, path: str, metadata: Iterable[tuple[str, bytes]] = ()) -> int:
+    def begin(self, path: str, metadata: Iterable[tuple[str, bytes]] = (), timeout_ms: int | None = None) -> int:
         """Begin a call. Return its number. ``metadata`` are binary, so their names end with ``-bin``; they may be
-        secrets."""
+        secrets. The peer may give the call up after ``timeout_ms``. Raises TooManyHeadersError."""
+        block = self._headers_out.block(
+            path,
+            metadata,
+            timeout_ms,
+            most_table_bytes=self._peer.table_bytes,
+            most_bytes=self._peer.headers_bytes,
+        )
         call = CallState(self._next_call, self._peer.call_room, CALL_WINDOW_BYTES)
         self._calls[call.number] = call
         self._next_call += 2
         if self._next_call > MAX_STREAM:
             self.is_leaving = True
-        block = self._headers_out.block(path, metadata, self._peer.table_bytes)
-        self._output.append(frame(Kind.HEADERS, Flag.END_HEADERS, call.number, block))
+        # Nothing else may come between them: RFC 9113, section 4.3.
+        most = self._peer.frame_bytes
+        for at in range(0, len(block), most):
+            kind, flags = Kind.CONTINUATION if at else Kind.HEADERS, Flag.END_HEADERS if at + most >= len(block) else 0
+            self._output.append(frame(kind, flags, call.number, block[at : at + most]))
         return call.number
 
     def send(

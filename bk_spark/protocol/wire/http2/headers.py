@@ -13,12 +13,20 @@ from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.http2.frames import Flag, without_padding
 
 #: The most bytes that the headers of one answer may have: compressed, and decoded.
-_MOST_BLOCK_BYTES: Final = 64 * 1024
+MOST_BLOCK_BYTES: Final = 64 * 1024
 MOST_HEADERS_BYTES: Final = 32 * 1024
 #: Changes of the table's size that a block may begin with: RFC 7541, section 4.2.
 _MOST_TABLE_CHANGES: Final = 2
+#: What RFC 9113, section 6.5.2, counts for each header beside its bytes.
+_HEADER_BYTES: Final = 32
+#: A deadline has eight digits at most: "gRPC over HTTP2" of gRPC's documentation.
+_MOST_TIMEOUT_MS: Final = 10**8 - 1
 #: A header that is in no table, and whose name is not either: RFC 7541, section 6.2.3.
 _NEVER_INDEXED: Final = b"\x10"
+
+
+class TooManyHeadersError(Exception):
+    """The peer does not take as many bytes of headers as a call needs. Nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +54,42 @@ class OutgoingHeaders:
         ]
         self._encoder = Encoder()
 
-    def block(self, path: str, metadata: Iterable[tuple[str, bytes]], most_table_bytes: int) -> bytes:
-        """Return the headers of a call. The peer's table has ``most_table_bytes`` at most, which never grows."""
+    def block(
+        self,
+        path: str,
+        metadata: Iterable[tuple[str, bytes]],
+        timeout_ms: int | None,
+        *,
+        most_table_bytes: int,
+        most_bytes: int,
+    ) -> bytes:
+        """Return the headers of a call.
+
+        Parameters
+        ----------
+        timeout_ms
+            The peer may give the call up after this long. None: it goes on as long as it takes.
+        most_table_bytes
+            Of the peer's table, which never grows.
+        most_bytes
+            What the peer takes of headers without compression. Raises TooManyHeadersError.
+        """
+        fields = [*self._before, HeaderTuple(b":path", path.encode()), *self._behind]
+        if timeout_ms is not None:
+            fields.append(HeaderTuple(b"grpc-timeout", b"%dm" % min(timeout_ms, _MOST_TIMEOUT_MS)))
+        secrets = [(name.encode(), base64.b64encode(value).rstrip(b"=")) for name, value in metadata]
+        size = sum(len(name) + len(value) + _HEADER_BYTES for name, value in (*fields, *secrets))
+        if size > most_bytes:
+            raise TooManyHeadersError(f"the headers of a call have {size} bytes, and the peer takes {most_bytes}")
         # Set only here: the peer may change the size many times, and hpack would keep each change.
         self._encoder.header_table_size = min(self._encoder.header_table_size, most_table_bytes)
-        fields = [*self._before, HeaderTuple(b":path", path.encode()), *self._behind]
         block = self._encoder.encode(fields, huffman=False)
-        return block + b"".join(_secret(name, value) for name, value in metadata)
+        return block + b"".join(_secret(*secret) for secret in secrets)
 
 
-def _secret(name: str, value: bytes) -> bytes:
+def _secret(name: bytes, value: bytes) -> bytes:
     # Encoded here, because hpack logs what it encodes.
-    return b"".join((_NEVER_INDEXED, _text(name.encode()), _text(base64.b64encode(value).rstrip(b"="))))
+    return b"".join((_NEVER_INDEXED, _text(name), _text(value)))
 
 
 def _text(text: bytes) -> bytes:
@@ -101,7 +133,7 @@ class IncomingHeaders:
         return self._take(block, first_flags | (flags & Flag.END_HEADERS), stream)
 
     def _take(self, block: bytearray, flags: int, stream: int) -> Headers | None:
-        if len(block) > _MOST_BLOCK_BYTES:
+        if len(block) > MOST_BLOCK_BYTES:
             raise WireFormatError("too many headers")
         if not flags & Flag.END_HEADERS:
             self._block = block, stream, flags

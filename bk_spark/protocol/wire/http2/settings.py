@@ -18,7 +18,7 @@ from bk_spark.protocol.wire.http2.frames import (
     parse_settings,
     settings_frame,
 )
-from bk_spark.protocol.wire.http2.headers import MOST_HEADERS_BYTES
+from bk_spark.protocol.wire.http2.headers import MOST_BLOCK_BYTES, MOST_HEADERS_BYTES
 
 #: How many bytes the peer may send before they are read: in one call, and in all calls.
 CALL_WINDOW_BYTES: Final = 8 * 1024 * 1024
@@ -41,7 +41,7 @@ def greeting() -> bytes:
 class PeerSettings:
     """The settings of the peer that are valid now."""
 
-    __slots__ = ("are_known", "call_room", "frame_bytes", "max_calls", "table_bytes")
+    __slots__ = ("are_known", "call_room", "frame_bytes", "headers_bytes", "max_calls", "table_bytes")
 
     def __init__(self) -> None:
         #: Whether the peer has announced its settings.
@@ -51,6 +51,8 @@ class PeerSettings:
         #: How many bytes of a call it takes before it allows more, and how many bytes a frame may have.
         self.call_room = DEFAULT_WINDOW_BYTES
         self.frame_bytes = DEFAULT_FRAME_BYTES
+        #: How many bytes of headers it takes without compression. It may not say so, and as many as we take are enough.
+        self.headers_bytes = MOST_BLOCK_BYTES
         #: The size of its table of headers. A larger table would not help here, so it never grows.
         self.table_bytes = _DEFAULT_TABLE_BYTES
 
@@ -63,6 +65,8 @@ class PeerSettings:
             match setting:
                 case Setting.HEADER_TABLE_SIZE:
                     self.table_bytes = min(value, self.table_bytes)
+                case Setting.MAX_HEADER_LIST_SIZE:
+                    self.headers_bytes = min(value, MOST_BLOCK_BYTES)
                 case Setting.MAX_CONCURRENT_STREAMS:
                     self.max_calls = value
                 case Setting.INITIAL_WINDOW_SIZE:
