@@ -394,6 +394,32 @@ def test_a_writer_for_which_too_many_ids_were_used_before_leaves_the_log_as_it_w
     assert entries(log) == [b"one", b"two", b"three"]
 
 
+def test_a_bookie_that_hangs_when_a_writer_opens_and_knows_the_id_with_another_password(
+    mended_cluster: LocalCluster,
+) -> None:
+    """It is unknown whether it knows the id, not absent. So the writer, and whoever seals the tail, do without it."""
+    with BlockingClient(mended_cluster.metadata_service_uri, TELLING) as client:
+        log = new_log(client)
+        use_next_ids(mended_cluster, client, 1, bookies=1)
+        hanging = mended_cluster.bookies[0]
+        hanging.suspend()
+        begun = time.monotonic()
+        writer = log.open_writer()
+        took_s = time.monotonic() - begun
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        assert hanging.id in client.metadata(tail.ledger_id).segments[-1].ensemble
+        hanging.resume()
+        for entry in (b"one", b"two"):
+            writer.append(entry)
+            writer.flush()
+        writer.abandon()
+        with log.open_writer() as following:
+            assert following.append(b"three") == 2
+        assert entries(log) == [b"one", b"two", b"three"]
+        assert took_s < TELLING.add_timeout_ms / 1000 * 0.8
+
+
 def test_a_bookie_that_knows_a_ledger_with_another_password_does_not_join_it(
     cluster_of_six: LocalCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from bk_spark.bookie.writing.forcing import LacSender
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import master_key
 from bk_spark.protocol.errors import UnauthorizedError
+from bk_spark.protocol.quorum import Quorum
 from bookie_server.bookie import Bookie
 from tests.support.running_storage import OTHER_KEY, Place, delete_ledger, in_loop, running, stored
 
@@ -38,8 +39,8 @@ async def test_an_id_is_used_if_its_bookie_would_refuse_the_ledgers_entries(tmp_
         sender = LacSender(DigestType.CRC32C, b"secret", pool, 30_000)
 
         async def claim(ledger_id: int) -> None:
-            assert await sender.is_refused(ledger_id, "b1") == (ledger_id > 1)
-            await sender.claim(ledger_id, ["b1"])
+            assert await sender.takes(ledger_id, "b1") == (ledger_id == 1)
+            await sender.claim(ledger_id, Quorum(1, 1, 1), ["b1"], pytest.fail)
 
         await claim(1)
         await claim(1)

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from bk_spark.log.core.changes import MAX_UNAVAILABLE
-from bk_spark.log.core.steps import Action, CloseLedger, CreateLedger, Failed, IsLedgerOpen, Steps, Transact
+from bk_spark.log.core.steps import (
+    Action,
+    ClaimLedger,
+    CloseLedger,
+    CreateLedger,
+    Failed,
+    IsLedgerOpen,
+    Steps,
+    Transact,
+)
 from bk_spark.log.core.tail.roll import RollLimits
 from bk_spark.log.core.tail.writer_actions import FlushLedger, SendEntries, TakeTurn, WatchOwner
 from bk_spark.log.core.tail.writing import KEEP_AGAIN_MS, ROLL_AGAIN_MS, TailWriting
@@ -131,6 +140,27 @@ def test_ids_that_bookies_know_with_another_password_are_passed_over(
     world.run(serving(writing))
     assert writing.ledger_id == first + 9
     assert world.entries() == list("abcdefg")
+
+
+def test_a_ledger_whose_bookies_do_not_answer_is_passed_over_once(world: TailWorld, timer: Timer) -> None:
+    silent = BookieUnavailableError("model: too few bookies answer")
+    writing = TailWriting(PATHS, owner_of("a"), RollLimits(1_000, 60_000, 3), world.clock, timer)
+    machine = world.start(writing.open_steps(take_over=False))
+    fail_next(machine, ClaimLedger, silent)
+    machine.finish()
+    assert (writing.ledger_id, world.abandoned) == (102, [101])
+    # Each takes as long as the timeout of adds.
+    machine = world.start(opening(world, timer))
+    fail_next(machine, ClaimLedger, silent)
+    fail_next(machine, ClaimLedger, silent)
+    with pytest.raises(BookieUnavailableError):
+        machine.finish()
+
+
+def opening(world: TailWorld, timer: Timer) -> Steps[None]:
+    return TailWriting(PATHS, owner_of("b"), RollLimits(1_000, 60_000, 3), world.clock, timer).open_steps(
+        take_over=True
+    )
 
 
 def test_a_log_of_which_all_new_ids_were_used_before_is_left_as_it_is(world: TailWorld, timer: Timer) -> None:

@@ -292,22 +292,48 @@ def test_what_absent_looks_like(code: Code) -> None:
     assert (search.end, search.unclear) == (-1, [])
 
 
-def test_unauthorized_ends_the_search() -> None:
+def test_unauthorized_ends_the_search_where_the_others_cannot_suffice() -> None:
     """One more answer, even "present", would not help: the password is wrong."""
     search = SearchUnderTest()
     search.answer("b1", LAST_ENTRY, Code.UNAUTHORIZED)
+    assert search.error is None
+    search.answer("b2", LAST_ENTRY, Code.UNAUTHORIZED)
     assert isinstance(search.error, UnauthorizedError)
-    search.fence("b2", ABSENT)
     search.fence("b3", ABSENT)
     assert search.reads == []
+    alone = SearchUnderTest(ledger(Quorum(2, 2, 1), (0, "b1 b2"), state=LedgerState.IN_RECOVERY))
+    alone.fence("b1", ABSENT)
+    alone.answer("b2", LAST_ENTRY, Code.UNAUTHORIZED)
+    assert isinstance(alone.error, UnauthorizedError)
+
+
+def test_a_bookie_that_knows_the_ledger_with_another_password_is_done_without() -> None:
+    """It may have been silent when the writer claimed the id. Its answer is no "absent"."""
+    search = SearchUnderTest()
+    search.answer("b3", LAST_ENTRY, Code.UNAUTHORIZED)
+    for bookie_id in ("b1", "b2"):
+        search.fence(bookie_id, PRESENT, stored(1, 0))
+    search.answer("b3", 1, Code.UNAUTHORIZED)
+    search.read("b1", 1, PRESENT)
+    search.answer("b3", 2, Code.UNAUTHORIZED)
+    search.read("b1", 2, ABSENT)
+    assert (search.end, search.error) == (None, None)
+    search.read("b2", 2, ABSENT)
+    assert search.end == 1
+    with_another_silent = SearchUnderTest()
+    with_another_silent.answer("b3", LAST_ENTRY, Code.UNAUTHORIZED)
+    with_another_silent.fence("b1", ABSENT)
+    with_another_silent.fence("b2", UNKNOWN)
+    assert isinstance(with_another_silent.error, EntryUnknownError)
 
 
 def test_unauthorized_without_a_key_says_so() -> None:
     search = fenced(lac=4)
     search.all_say(ABSENT, 5)
-    search.answer("b2", 4, Code.UNAUTHORIZED)
     with_key = SearchUnderTest()
-    with_key.answer("b1", LAST_ENTRY, Code.UNAUTHORIZED)
+    for bookie_id in ("b1", "b2"):
+        search.answer(bookie_id, 4, Code.UNAUTHORIZED)
+        with_key.answer(bookie_id, LAST_ENTRY, Code.UNAUTHORIZED)
     assert isinstance(search.error, UnauthorizedError)
     assert str(search.error).partition("(")[0] != str(with_key.error).partition("(")[0]
 

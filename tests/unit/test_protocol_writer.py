@@ -619,6 +619,15 @@ def test_a_wrong_password_ends_the_writer() -> None:
     assert "secret" not in str(writer.machine.error)
 
 
+def test_a_bookie_with_another_password_has_failed_where_the_password_is_known() -> None:
+    writer = WriterUnderTest()
+    writer.machine.password_is_known = True
+    writer.add(1)
+    writer.answers("b1", [(0, Code.UNAUTHORIZED)])
+    assert writer.machine.error is None
+    assert [choice.failed for choice in writer.choices] == [(0,)]
+
+
 def changing() -> WriterUnderTest:
     writer = WriterUnderTest()
     writer.add(3)

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from bk_spark.bookie.connection.interface import ControlConnection
 from bk_spark.bookie.connection.pool import ConnectionPool
+from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.protocol.codes import NO_ENTRY, Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
 from bk_spark.protocol.entries.entry import pack_lac
-from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError, UnauthorizedError
+from bk_spark.protocol.errors import BookieTimeoutError, BookKeeperError
+from bk_spark.protocol.ledger.claiming import (
+    ChooseLast,
+    ClaimEvent,
+    LedgerClaim,
+    PasswordTold,
+    TellPassword,
+    is_used_before,
+)
+from bk_spark.protocol.quorum import Quorum
 from bk_spark.protocol.wire.code_errors import error_of
 
 _LOG = logging.getLogger(__name__)
-#: Answers to the LAC of a new ledger whose id somebody used before. The second one: the ledger was fenced, and removed.
-_USED_BEFORE: Final = (Code.UNAUTHORIZED, Code.NO_LEDGER)
 
 
 async def force_over(connection: ControlConnection, ledger_id: int, timeout_ms: int) -> None:
@@ -65,27 +73,36 @@ class LacSender:
         """Send a LAC. Return whether the bookie took it."""
         return await self._send(ledger_id, bookie_id, last_add_confirmed) is Code.OK
 
-    async def claim(self, ledger_id: int, bookies: Sequence[str]) -> None:
-        """Tell all ``bookies`` the ledger's password. Those that do not answer do not count.
+    async def claim(
+        self, ledger_id: int, quorum: Quorum, ensemble: Sequence[str], choose_last: Callable[[str], None]
+    ) -> None:
+        """Tell the bookies of a new ledger its password: see :class:`LedgerClaim`, also for errors."""
 
-        Raises UnauthorizedError if one will refuse the ledger's entries: see :meth:`is_refused`.
-        """
-        codes = await asyncio.gather(*(self._send(ledger_id, bookie_id, NO_ENTRY) for bookie_id in bookies))
-        for bookie_id, code in zip(bookies, codes, strict=True):
-            if code is Code.UNAUTHORIZED:
-                raise error_of(code, "claim", ledger_id=ledger_id, bookie_id=bookie_id, with_key=True)
-            if code in _USED_BEFORE:
-                raise UnauthorizedError(
-                    f"claim: the bookie answered {code.name}: it had a ledger with this id, which somebody fenced",
-                    ledger_id=ledger_id,
-                    bookie_id=bookie_id,
-                    code=code.name,
-                )
+        async def told(bookie_id: str) -> PasswordTold:
+            return PasswordTold(bookie_id, await self._send(ledger_id, bookie_id, NO_ENTRY))
 
-    async def is_refused(self, ledger_id: int, bookie_id: str) -> bool:
-        """Tell a bookie the ledger's password. Return whether it will refuse its entries, because somebody used its id
-        before: it knows another password, or removed a fenced ledger with that id."""
-        return await self._send(ledger_id, bookie_id, NO_ENTRY) in _USED_BEFORE
+        def perform(action: TellPassword | ChooseLast) -> Coroutine[Any, Any, PasswordTold] | None:
+            if isinstance(action, TellPassword):
+                return told(action.bookie_id)
+            choose_last(action.bookie_id)
+            return None
+
+        machine = LedgerClaim(ledger_id, quorum, ensemble)
+        runner = AsyncRunner[TellPassword | ChooseLast, ClaimEvent, None](
+            machine, perform, what=f"claim of ledger {ledger_id}"
+        )
+        runner.run()
+        try:
+            await runner.result()
+        finally:
+            await runner.stop()
+
+    async def takes(self, ledger_id: int, bookie_id: str) -> bool:
+        """Tell a bookie the ledger's password. Return whether it took it. If it says nothing, it may know another."""
+        code = await self._send(ledger_id, bookie_id, NO_ENTRY)
+        if is_used_before(code):
+            _LOG.warning("ledger %d: bookie %s knows it with another password", ledger_id, bookie_id)
+        return code is Code.OK
 
     async def _send(self, ledger_id: int, bookie_id: str, last_add_confirmed: int) -> Code | None:
         packet = pack_lac(ledger_id, last_add_confirmed, self._digest)

@@ -134,18 +134,23 @@ class WriteHandle:
     async def claim(self) -> None:
         """Make the bookies of the ensemble know the ledger's password before its first entry.
 
-        From then on they refuse others who use the ledger's id. Bookies that do not answer are left out. If a bookie is
-        replaced later, it is by one that does not know another password.
+        From then on they refuse others who use the ledger's id. Those that do not answer are not waited for, if the
+        others suffice for a recovery. They are replaced if they refuse entries. If a bookie is replaced later, it is by
+        one that takes the password.
 
         Raises
         ------
         UnauthorizedError
             If a bookie knows the ledger with another password, or removed a fenced ledger with its id, because somebody
             used that before.
+        BookieUnavailableError
+            If too few bookies answer. New ledgers get other bookies, as far as there are some.
         """
         assert self._lac_sender is not None
         self._performer.claims = True
-        await self._lac_sender.claim(self.ledger_id, tuple(self.machine.ensemble.members))
+        quorum, ensemble = self.metadata.quorum, tuple(self.machine.ensemble.members)
+        await self._lac_sender.claim(self.ledger_id, quorum, ensemble, self._performer.choose_last)
+        self.machine.password_is_known = True
 
     async def append(self, payload: Buffer) -> int:
         """Append one entry.

@@ -89,7 +89,7 @@ class WriterPerformer:
         self._config = config
         self._tell = tell
         self._lac_sender = lac_sender
-        #: Whether a bookie joins only if it does not know the ledger with another password.
+        #: Whether a bookie joins only if it takes the ledger's password.
         self.claims = False
         self._gathers = gathers
         self.connections = EnsembleConnections(
@@ -117,6 +117,10 @@ class WriterPerformer:
             case WriteLac():
                 return self._write_lac(action)
         return None
+
+    def choose_last(self, bookie_id: str) -> None:
+        """A bookie does not answer: prefer others for new ledgers."""
+        self._services.bookie_failed(bookie_id)
 
     def detach(self) -> None:
         """Stop listening to all bookies."""
@@ -170,16 +174,13 @@ class WriterPerformer:
                     # More bookies would not help.
                     raise NotEnoughBookiesError(f"{error.message}; {problem}") from error
             case TryBookie(bookie_id):
-                if self.claims and await self._is_refused(bookie_id):
+                if self.claims and not await self._takes_password(bookie_id):
                     return BookieTried(False)
                 return BookieTried(await self.connections.connect(bookie_id, probe=True))
 
-    async def _is_refused(self, bookie_id: str) -> bool:
+    async def _takes_password(self, bookie_id: str) -> bool:
         assert self._lac_sender is not None
-        refused = await self._lac_sender.is_refused(self._ledger_id, bookie_id)
-        if refused:
-            _LOG.warning("ledger %d: bookie %s knows it with another password", self._ledger_id, bookie_id)
-        return refused
+        return await self._lac_sender.takes(self._ledger_id, bookie_id)
 
     async def _force(self, action: ForceBookie) -> WriterEvent | None:
         connection = self.connections.get(action.bookie_id)

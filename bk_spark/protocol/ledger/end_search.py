@@ -11,6 +11,8 @@ Source: compatibility.md §4.9, §4.14. Rules:
   said "absent".
 * An entry is *present* when one replica returns it with a right digest. It is *absent* when Qw - Qa + 1 replicas say
   so. Otherwise it is *unknown*. Unknown never truncates: the search ends with an error.
+* A bookie that knows the ledger with another password has no entry of this one, but would say the same if the password
+  given here were wrong. So its answer is unknown, too. The search ends at once if the others cannot suffice.
 * If nothing is found beyond the LAC, the entry at the LAC gives the ledger's length. It may be in an earlier segment,
   which is read but not fenced (issue 2615).
 """
@@ -174,6 +176,8 @@ class EndSearch:
         self._read_ahead_entries = read_ahead_entries
         self._ensemble = metadata.last_segment.ensemble
         self._fence_answers = dict.fromkeys(self._ensemble, Answer.UNHEARD)
+        #: Bookies that answered UNAUTHORIZED.
+        self._refused: set[str] = set()
         self._next = 0
         self._asked = 0
         self._written_back = 0
@@ -242,9 +246,21 @@ class EndSearch:
                 self._actions.append(Unclear(event.bookie_id, str(error), silent=False))
                 return self._unknown(), None
         if code is Code.UNAUTHORIZED:
+            self._on_refusal(event)
+        self._actions.append(Unclear(event.bookie_id, f"answered {code.name}", silent=False))
+        return self._unknown(), None
+
+    def _on_refusal(self, event: EntryRead) -> None:
+        """A bookie does not take the password, or asks for a login. End if the others of its segment cannot suffice."""
+        self._refused.add(event.bookie_id)
+        segment = (
+            self._metadata.last_segment if event.entry_id == LAST_ENTRY else self._metadata.segment_of(event.entry_id)
+        )
+        answers = [Answer.UNKNOWN if one in self._refused else Answer.ABSENT for one in segment.ensemble]
+        if not covered(self._metadata.quorum, answers):
             self.fail(
                 error_of(
-                    code,
+                    Code.UNAUTHORIZED,
                     "recovery",
                     ledger_id=self._ledger_id,
                     entry_id=event.entry_id,
@@ -252,8 +268,6 @@ class EndSearch:
                     with_key=self.state is not SearchState.READING_LENGTH,
                 )
             )
-        self._actions.append(Unclear(event.bookie_id, f"answered {code.name}", silent=False))
-        return self._unknown(), None
 
     def _unknown(self) -> Answer:
         """Return the answer that counts when a bookie gave no clear one."""

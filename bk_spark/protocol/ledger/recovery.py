@@ -277,6 +277,7 @@ class LedgerRecovery:
             last_entry_id=last_entry_id,
             length=length,
             publish=False,
+            password_is_known=True,  # bookies were fenced with it
             limits=self._limits,
         )
         self._actions += map(self._passed_on, self.writer.take_actions())

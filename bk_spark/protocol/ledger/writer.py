@@ -6,6 +6,7 @@ Rules:
   order, so the last add confirmed (LAC) is the end of the complete prefix.
 * A bookie has failed when its connection breaks, when it answers with an error, or when it stalls. A bookie with too
   many requests has not failed (:mod:`bk_spark.protocol.ledger.add_window`).
+* A bookie that knows the ledger with another password ends the writer, too, unless others are known to take it.
 * A failed bookie is replaced by an ensemble change (:mod:`bk_spark.protocol.ledger.writer_ensemble`).
 * A fenced answer, or metadata that are not OPEN, end the writer: another client owns the ledger.
 * With *deferred sync* an acknowledged entry is held but not synced. It becomes the LAC when every bookie of the
@@ -96,6 +97,9 @@ class LedgerWriter:
         False for a recovery, which publishes ensemble changes when it closes the ledger.
     deferred_sync
         Only :meth:`force` confirms entries.
+    password_is_known
+        A bookie that knows the ledger with another password has failed like any other. Otherwise it ends the writer:
+        nobody knows yet whose password is wrong.
     """
 
     ensemble_class: type[WriterEnsemble] = WriterEnsemble
@@ -111,6 +115,7 @@ class LedgerWriter:
         length: int = 0,
         publish: bool = True,
         deferred_sync: bool = False,
+        password_is_known: bool = False,
         limits: WriterLimits | None = None,
     ) -> None:
         self.outcome: Succeeded[LedgerMetadata] | EndedBy | None = None
@@ -128,6 +133,8 @@ class LedgerWriter:
         #: Why the last :meth:`close` did not close the ledger. None while it is under way.
         self.close_error: Exception | None = None
         self.deferred_sync = deferred_sync
+        #: Whether as many bookies as a recovery needs have taken the ledger's password.
+        self.password_is_known = password_is_known
         self._packager = packager
         self._limits = limits = limits or WriterLimits()
         self._pushed_length = self._acknowledged_length = length
@@ -291,7 +298,7 @@ class LedgerWriter:
         kind: type[BookKeeperError]
         if Code.FENCED in codes:
             kind, said, code = LedgerFencedError, "another client fenced the ledger", Code.FENCED
-        elif Code.UNAUTHORIZED in codes:
+        elif Code.UNAUTHORIZED in codes and not self.password_is_known:
             kind, code = UnauthorizedError, Code.UNAUTHORIZED
             said = f"add: the bookie {reason_of(code, with_key=True)}"
         else:

@@ -23,10 +23,27 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "A log writer takes no ledger whose id a bookie refuses because of a fence that it remembers.",
-        "bk_spark/bookie/writing/forcing.py",
+        "bk_spark/protocol/ledger/claiming.py",
         "_USED_BEFORE: Final = (Code.UNAUTHORIZED, Code.NO_LEDGER)",
         "_USED_BEFORE: Final = (Code.UNAUTHORIZED,)",
         ("tests/unit/test_client_claims.py::test_an_id_is_used_if_its_bookie_would_refuse_the_ledgers_entries",),
+    ),
+    Mutation(
+        "A log writer takes no ledger whose tail others could not seal without bookies that said nothing.",
+        "bk_spark/protocol/ledger/claiming.py",
+        "if covered(self._quorum, list(self._answers.values())):",
+        "if covered(self._quorum, list(self._answers.values())) or not waits:",
+        ("tests/unit/test_protocol_claiming.py::test_the_bookies_that_took_the_password_suffice_for_a_recovery",),
+    ),
+    Mutation(
+        "A tail is sealed without a bookie that knows it with another password.",
+        "bk_spark/protocol/ledger/end_search.py",
+        "answers = [Answer.UNKNOWN if one in self._refused else Answer.ABSENT for one in segment.ensemble]",
+        "answers = [Answer.UNKNOWN for _ in segment.ensemble]",
+        (
+            "tests/unit/test_protocol_end_search.py::"
+            "test_a_bookie_that_knows_the_ledger_with_another_password_is_done_without",
+        ),
     ),
     Mutation(
         "An idle log writer learns that its ledger failed.",

@@ -53,6 +53,9 @@ from bk_spark.protocol.errors import (
 #: somebody else had used their ids.
 _MAX_LEDGERS: Final = 5
 
+#: Of these, ledgers whose bookies did not answer. Each takes as long as the timeout of adds.
+_MAX_SILENT: Final = 2
+
 Clock = Callable[[], int]
 
 
@@ -117,10 +120,12 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
     """Create a ledger, registered for ``owner`` but not in the list yet. Raises the ledger client's errors.
 
     Whoever may write to bookies may have used its id with another password. They would refuse the writer's entries, and
-    a tail that they refuse cannot be sealed. So they are asked first, and another ledger is taken.
+    a tail that they refuse cannot be sealed. So they are asked first, and another ledger is taken. If too few answer,
+    the next ledger has other bookies, as far as there are some.
     """
     run_path = writer_run(paths, owner.writer_id)
     refused: BookKeeperError | None = None
+    silent = 0
     for _ in range(_MAX_LEDGERS):
         yield from change_steps(MakeZnodes(paths, paths.runs_at(WRITERS), run_path), now_ms)
         event = yield CreateLedger(registrar(paths, run_path))
@@ -135,7 +140,8 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
         if not isinstance(claimed, Failed):
             return event.ledger_id
         yield AbandonLedger(event.ledger_id)
-        if not isinstance(claimed.error, UnauthorizedError):
+        silent += isinstance(claimed.error, PeerError)
+        if silent == _MAX_SILENT or not isinstance(claimed.error, PeerError | UnauthorizedError):
             raise claimed.error
         yield Warn(f"new ledger {event.ledger_id} is left unused: {claimed.error}")
         refused = claimed.error
