@@ -20,8 +20,10 @@ MOST_FILLED: Final = 0.5
 _LONGEST_PAUSE_S: Final = 0.05
 #: Headers of ledgers without new entries are written so many at a time.
 HEADERS_STEP: Final = 16
-#: The pause after these, relative to the time that they took.
+#: The pause after these, relative to the time that they took, and at most. So it is a second for 2,048 new ledgers, for
+#: which further fences wait.
 _HEADERS_PAUSE: Final = 2.0
+_LONGEST_HEADERS_PAUSE_S: Final = 0.008
 
 
 def headers_pause_s(took_s: float, filled: float) -> float:
@@ -37,7 +39,7 @@ def headers_pause_s(took_s: float, filled: float) -> float:
     filled
         Share of the write cache's other half that is in use.
     """
-    return 0.0 if filled >= MOST_FILLED else min(_HEADERS_PAUSE * took_s, _LONGEST_PAUSE_S)
+    return 0.0 if filled >= MOST_FILLED else min(_HEADERS_PAUSE * took_s, _LONGEST_HEADERS_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
