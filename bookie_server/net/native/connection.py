@@ -161,8 +161,10 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._handle(frames)
             self._note_half_frame(is_new=frames is not None)
             self._shared.turns.received(self)
-            if self._has_large and (nbytes == self._space_bytes or not self._shared.turns.may_go(self)):
-                self._wait_for_turn()  # more has come, probably
+            # If all of the space is full, more has come, probably.
+            is_full = self._fd is not None and nbytes == self._space_bytes
+            if self._has_large and (is_full or not self._shared.turns.may_go(self)):
+                self._wait_for_turn()
         except WireFormatError as error:
             self._close_bad(error)
         except Exception:
