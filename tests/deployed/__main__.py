@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from bookie_server.local.zookeeper import zookeeper_jars
@@ -31,6 +33,17 @@ def main() -> int:
     # A run that is ended stops what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     directory = REPOSITORY / "build" / "deployed"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parser.error(f"another run uses {directory}")
+        run(parts, directory)
+    return 0
+
+
+def run(parts: Collection[str], directory: Path) -> None:
     make_roots(directory)
     if {"compose", "spark", "kubernetes"} & set(parts):
         with Engine(directory) as engine:
@@ -43,7 +56,6 @@ def main() -> int:
                 run_kubernetes(engine)
     if "systemd" in parts:
         run_unit(directory)
-    return 0
 
 
 def make_roots(directory: Path) -> None:

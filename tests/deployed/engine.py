@@ -65,10 +65,11 @@ class Engine:
         return self.run("docker", "version", check=False).returncode == 0
 
     def _forget(self) -> None:
-        """Remove what a run left that was killed."""
+        """Remove what a run left that was killed, and images that newer ones replaced."""
         if containers := self.docker("ps", "--all", "--quiet").split():
             self.docker("rm", "--force", "--volumes", *containers)
         self.docker("network", "prune", "--force")
+        self.docker("image", "prune", "--force")
         self.docker("volume", "prune", "--all", "--force")
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:

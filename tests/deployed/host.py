@@ -52,6 +52,7 @@ class Host:
             self._starter.terminate()
         self._starter.wait(timeout=60)
         remove_control_groups(self._cgroup.name)
+        subprocess.run(["rm", "-rf", str(self.root)], check=True)
 
     def _answers(self) -> bool:
         assert self._starter is not None

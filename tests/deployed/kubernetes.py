@@ -80,6 +80,7 @@ class _Cluster:
                 self._kubelet.remove(pod)
             self._engine.run("docker", "rm", "--force", _API, check=False)
             self._engine.run("docker", "network", "rm", _NETWORK, check=False)
+            shutil.rmtree(self._directory)
 
     def _built(self) -> list[dict[str, Any]]:
         """What ``kubectl apply -k`` would send, of a kustomization as docs/deployment.md has it."""

@@ -89,7 +89,7 @@ tree zookeeper base openjdk-21-jre-headless gosu netcat-openbsd
 [ -e spark.made ] || {
     echo "making spark" >&2
     rm -rf spark
-    mkdir -p spark/opt/spark/python/pyspark
+    mkdir -p spark/opt/spark/python/pyspark spark/opt/spark/work-dir
     cp -a "$pyspark"/jars "$pyspark"/bin "$pyspark"/sbin spark/opt/spark/
     cp -a "$pyspark"/python/lib spark/opt/spark/python/
     tar -C "$pyspark" -c --exclude=./jars --exclude=./python --exclude=__pycache__ . |
