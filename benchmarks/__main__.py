@@ -37,6 +37,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "spark_peers": ["--rounds", "1", "--scale", "0.2"],
     "stalled_peers": ["--quick"],
     "stream_batches": [],
+    "stream_driver": [],
     "stream_latency": [],
     "task_memory": ["--rounds", "1", "--scale", "0.2"],
     "tiny_segments": [],

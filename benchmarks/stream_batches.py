@@ -3,8 +3,9 @@
 A cell is a source and a sink, for example ``bookkeeper_noop``. ``rate`` (Spark's ``rate-micro-batch``) and ``noop`` run
 in the JVM; ``least`` and ``discarding`` are a minimal source and sink in Python. A tiny batch has ten rows, or one for
 each of more tasks; in an empty one a filter after the source removes them. All batches have one task unless the
-figure's name says otherwise. Reports ``triggerExecution`` of Spark's progress after a warm-up, median and fastest, and
-the medians of its parts. The cells take turns in each round, because other load on the machine varies.
+figure's name says otherwise. With many tasks fewer batches are run and counted, because Spark alone takes tens of
+milliseconds of CPU for a task in Python. Reports ``triggerExecution`` of Spark's progress after a warm-up, median and
+fastest, and the medians of its parts. The cells take turns in each round, because other load on the machine varies.
 
 Ratios, of medians and of the fastest, to:
   over_rate_noop     what Spark takes for a batch without any Python
@@ -39,6 +40,9 @@ NAME: Final = "stream_batches"
 KINDS: Final = ("empty", "tiny")
 ROWS: Final = 10
 _IDLE_S: Final = 5.0
+#: Tasks of a cell in a round, unless that were fewer than three batches.
+_MOST_TASKS: Final = 1_800
+_LEAST_BATCHES: Final = 3
 _PARTS: Final = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "commitBatch")
 
 
@@ -97,15 +101,16 @@ class StreamBatches:
             writer = peer.write(rows, peer.new())
         else:
             writer = rows.writeStream.format(cell.sink)
-        last = self._warm_up + self._batches - 1
+        warm_up, batches = self._counts(cell)
+        last = warm_up + batches - 1
         query = writer.start()
         try:
             wait_until(lambda: last_batch(query) >= last, query)
             found = [one.durationMs for one in query.recentProgress if "addBatch" in one.durationMs]
         finally:
             query.stop()
-        counted = found[self._warm_up : last + 1]
-        assert len(counted) == self._batches, f"{cell}: {len(found)} batches"
+        counted = found[warm_up : last + 1]
+        assert len(counted) == batches, f"{cell}: {len(found)} batches"
         self._durations[cell] += counted
 
     def report(self, **more: object) -> None:
@@ -142,6 +147,12 @@ class StreamBatches:
             name = f"{peer.name}.idle.{part}"
             figure(NAME, name, statistics.mean(values), "ms", slowest=max(values), triggers=len(values), **more)
 
+    def _counts(self, cell: Cell) -> tuple[int, int]:
+        """How many batches of a query warm up, and how many count."""
+        most = max(_LEAST_BATCHES, _MOST_TASKS // cell.tasks)
+        warm_up = min(self._warm_up, most // 3)
+        return warm_up, min(self._batches, most - warm_up)
+
     def _rows(self, cell: Cell) -> DataFrame:
         if cell.source == "rate":
             rows = rate(self._spark, max(ROWS, cell.tasks), cell.tasks)
@@ -166,7 +177,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog=f"benchmarks {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batches", type=int, default=30, help="counted, of each cell in each round")
+    parser.add_argument("--batches", type=int, default=30, help="counted, of each cell in each round, at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2], help="of the cells with the rate source")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])

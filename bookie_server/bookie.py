@@ -128,7 +128,7 @@ class Bookie:
                 codes = np.zeros(len(records), np.int32)
             codes[part.which] = descriptor
         if codes is None:
-            self._append(records, parts, lambda ok: done(Code.OK if ok else Code.IO_ERROR), recovery=recovery)
+            self._append(records, parts, lambda ok: done(Code.OK if ok else Code.IO_ERROR))
             return
         accepted = codes == Code.OK
         if not accepted.any():
@@ -138,15 +138,13 @@ class Bookie:
         rest = records.select(accepted)
         rest_parts = [(descriptors[part.ledger_id], part) for part in rest.by_ledger()]
         failed = np.where(accepted, np.int32(Code.IO_ERROR), codes)
-        self._append(rest, rest_parts, lambda ok: done(codes if ok else failed), recovery=recovery)
+        self._append(rest, rest_parts, lambda ok: done(codes if ok else failed))
 
     def _append(
         self,
         records: Records,
         parts: list[tuple[LedgerDescriptor, LedgerPart]],
         done: Callable[[bool], None],
-        *,
-        recovery: bool,
     ) -> None:
         count = len(records)
         size_bytes = len(records.data) - LENGTH_BYTES * count
@@ -157,7 +155,7 @@ class Bookie:
                 self.counters.bytes_added += size_bytes
             done(ok)
 
-        self._storage.append(records, parts, decided, recovery=recovery)
+        self._storage.append(records, parts, decided)
 
     def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
         """Refuse normal adds to the ledger from now on. The future completes when the fence is durable.

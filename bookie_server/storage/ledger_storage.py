@@ -235,27 +235,22 @@ class LedgerStorage:
         records: Records,
         parts: list[tuple[LedgerDescriptor, LedgerPart]],
         done: DoneCallback,
-        *,
-        recovery: bool = False,
     ) -> None:
-        """Store ``records``; ``parts`` maps them to ledgers. ``done(ok)`` is called once the append is decided. Records
-        of a ``recovery`` wait for others (group_timing.py)."""
+        """Store ``records``; ``parts`` maps them to ledgers. ``done(ok)`` is called once the append is decided."""
         if len(self.journals) > 1:
             parts_of: dict[int, list[tuple[LedgerDescriptor, LedgerPart]]] = {}
             for descriptor, part in parts:
                 parts_of.setdefault(self.journals.number_of(part.ledger_id), []).append((descriptor, part))
             if len(parts_of) > 1:
-                self._append_to_several(records, list(parts_of.values()), done, recovery=recovery)
+                self._append_to_several(records, list(parts_of.values()), done)
                 return
-        self._append_to_one(records, parts, done, recovery=recovery)
+        self._append_to_one(records, parts, done)
 
     def _append_to_one(
         self,
         records: Records,
         parts: list[tuple[LedgerDescriptor, LedgerPart]],
         done: DoneCallback,
-        *,
-        recovery: bool,
     ) -> None:
         large = 0 < self._large_bytes <= records.shortest_bytes
 
@@ -266,15 +261,13 @@ class LedgerStorage:
             group.add_append(Append(records, parts), large=large)
             group.done.append(done)
 
-        self.journals.of(parts[0][0].ledger_id).add(fill, urgent=not recovery)
+        self.journals.of(parts[0][0].ledger_id).add(fill)
 
     def _append_to_several(
         self,
         records: Records,
         parts_of: list[list[tuple[LedgerDescriptor, LedgerPart]]],
         done: DoneCallback,
-        *,
-        recovery: bool,
     ) -> None:
         left, good = len(parts_of), True
 
@@ -292,9 +285,7 @@ class LedgerStorage:
                 wanted[part.which] = True
                 descriptors[descriptor.ledger_id] = descriptor
             some = records.select(wanted)
-            self._append_to_one(
-                some, [(descriptors[part.ledger_id], part) for part in some.by_ledger()], one_done, recovery=recovery
-            )
+            self._append_to_one(some, [(descriptors[part.ledger_id], part) for part in some.by_ledger()], one_done)
 
     def append_journal(
         self,

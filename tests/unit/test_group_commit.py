@@ -187,10 +187,10 @@ async def test_what_comes_during_a_sync_is_the_next_group(tmp_path: Path, disk: 
 
 
 @in_loop
-async def test_adds_of_a_recovery_wait_for_others_and_hold_nobody_up(
+async def test_fences_of_many_ledgers_wait_for_others_and_hold_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_NEXT_WAIT_S", "_RECOVERY_WAIT_S"):
+    for name in ("_NEXT_WAIT_S", "_MOST_WAIT_S"):
         monkeypatch.setattr(group_timing, name, 600.0)
     async with running(config(tmp_path)) as here:
         waiting = [here.submit(1, i, urgent=False) for i in (0, 1)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pickletools
 import random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
-from bk_spark.datasource.entries.split_rows import without_first_ledger
+from bk_spark.datasource.entries.split_rows import Split, without_first_ledger
 from bk_spark.datasource.options.parse import parse_options
 from bk_spark.log.entries.entry_rows import EntryRows, joined
+from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces
+from bk_spark.log.formats.schema_merge import ANY_CASE
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchLedgerError
@@ -37,6 +41,16 @@ def test_joining_keeps_rows_and_their_order(seed: int) -> None:
     assert [one for batch in found for one in batch.column(0).to_pylist()] == list(range(rows))
     assert all(batch.schema == SCHEMA for batch in found)
     assert all(small.nbytes <= 1100 * KIB or small in batches for small in found)
+
+
+def test_sparks_pickler_looks_up_one_name_in_a_split() -> None:
+    """It does so in Python code, for each split of a plan, and there may be thousands."""
+    split = Split(EntryFormat.ARROW, Pieces.of([Piece(7, 0, 9, 0, 10)]), ColumnLookup(ANY_CASE))
+    pickled = cloudpickle.dumps(split)
+    assert sum(operation.name == "STACK_GLOBAL" for operation, _, _ in pickletools.genops(pickled)) == 1
+    found = cloudpickle.loads(pickled)
+    assert isinstance(found, Split)
+    assert (found.entry_format, [*found.pieces], found.lookup) == (split.entry_format, [*split.pieces], split.lookup)
 
 
 def test_few_bytes_become_one_batch_and_many_stay_as_they_are() -> None:

@@ -40,6 +40,9 @@ class AddCall(Call):
         self._max_entries = most if most else shared.config.max_frame_bytes
         self._pending_bytes = 0
         self._answers: deque[tuple[pb.AddAnswer, int]] = deque()
+        #: Batches of recoveries, which wait for more (recovery_adds.py): entries, and bytes of the message.
+        self._held: list[tuple[pb.AddBatch, Entries, int]] = []
+        self._held_since_s = 0.0
         #: Set when something has changed for the reader, and for the writer.
         self._changed = asyncio.Event()
         self._answered = asyncio.Event()
@@ -102,6 +105,25 @@ class AddCall(Call):
         self._add(batch, entries, len(data))
 
     def _add(self, batch: pb.AddBatch, entries: Entries, size_bytes: int) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if batch.recovery:
+            if not self._held:
+                self._held_since_s = now_s
+            self._held.append((batch, entries, size_bytes))
+            self.shared.recovery_adds.wait(self, size_bytes)
+            return
+        if self._held:
+            self.store_held()
+        self._store(batch, entries, size_bytes, now_s)
+
+    def store_held(self) -> None:
+        """Let the bookie store the batches that waited for more."""
+        held, self._held = self._held, []
+        with self.requests.charged():
+            for batch, entries, size_bytes in held:
+                self._store(batch, entries, size_bytes, self._held_since_s)
+
+    def _store(self, batch: pb.AddBatch, entries: Entries, size_bytes: int, begun: float) -> None:
         batch_id, allowed = batch.batch_id, self.requests.adds_allowed(len(entries.entry_ids))
         if allowed < len(entries.entry_ids):
             self._enqueue(pb.AddAnswer(batch_id=batch_id, code=pb.CODE_TOO_MANY_REQUESTS), size_bytes)
@@ -117,6 +139,7 @@ class AddCall(Call):
             batch.master_key,
             recovery=batch.recovery,
             high_priority=batch.high_priority,
+            begun=begun,
             answer=answer,
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -85,10 +87,11 @@ class RequestContext:
         *,
         recovery: bool,
         high_priority: bool,
+        begun: float,
         answer: Callable[[Code | Int32s], None],
     ) -> None:
-        """Let the bookie store ``records``. ``answer`` is called with its codes."""
-        count, size_bytes, begun = len(records), len(records.data) + REQUEST_BYTES, self._loop.time()
+        """Let the bookie store ``records``, which came at ``begun``. ``answer`` is called with its codes."""
+        count, size_bytes = len(records), len(records.data) + REQUEST_BYTES
         if not self.may(FENCE if recovery else WRITE):
             answer(Code.UNAUTHORIZED)
             self.observe_codes("add", Code.UNAUTHORIZED, count, begun)
@@ -113,6 +116,17 @@ class RequestContext:
         except Exception:
             done(Code.IO_ERROR)
             raise
+
+    @contextmanager
+    def charged(self) -> Iterator[None]:
+        """For what is done later for requests of an earlier receive: it counts as time the connection was served, and
+        an unexpected exception closes the connection."""
+        since = time.thread_time()
+        try:
+            yield
+        except Exception:
+            self._failed()
+        self.time_share.serve(int((time.thread_time() - since) * 1e6), self._loop.time())
 
     def write(self, kind: str, size_bytes: int, outcome: asyncio.Future[Code], answer: Callable[[Code], None]) -> None:
         """Call ``answer`` with the outcome of a request of ``size_bytes`` that waits for a journal."""

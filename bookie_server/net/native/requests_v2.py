@@ -47,6 +47,9 @@ class RequestsV2:
         self._bookie = context.shared.bookie
         self._max_batch_read_bytes = context.shared.config.max_batch_read_bytes
         self._loop = asyncio.get_running_loop()
+        #: Adds of recoveries, which wait for more (recovery_adds.py).
+        self._held: list[AddRun] = []
+        self._held_since_s = 0.0
 
     def handle(self, frames: Frames) -> int:
         """Handle some of ``frames`` and return how many: not all if they are requests of many kinds.
@@ -81,6 +84,24 @@ class RequestsV2:
     # --- adds --------------------------------------------------------------------------------------
 
     def _add(self, run: AddRun) -> None:
+        if run.flags & _RECOVERY_ADD:
+            if not self._held:
+                self._held_since_s = self._loop.time()
+            self._held.append(run)
+            self._context.shared.recovery_adds.wait(self, len(run.records))
+            return
+        if self._held:
+            self.store_held()
+        self._store(run, self._loop.time())
+
+    def store_held(self) -> None:
+        """Let the bookie store the adds that waited for more."""
+        held, self._held = self._held, []
+        with self._context.charged():
+            for run in held:
+                self._store(run, self._held_since_s)
+
+    def _store(self, run: AddRun, begun: float) -> None:
         context, version, count = self._context, run.version, len(run.entry_ids)
         ledger_ids, entry_ids = run.ledger_ids, run.entry_ids
         records = Records(ledger_ids, entry_ids, run.last_adds_confirmed, run.records, run.offsets)
@@ -89,7 +110,7 @@ class RequestsV2:
             context.answers.send(
                 wire_v2.add_answers(version, ledger_ids[allowed:], entry_ids[allowed:], Code.TOO_MANY_REQUESTS)
             )
-            context.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
+            context.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, begun)
             if not allowed:
                 return
             records = records.first(allowed)
@@ -103,6 +124,7 @@ class RequestsV2:
             run.master_key,
             recovery=bool(run.flags & _RECOVERY_ADD),
             high_priority=bool(run.flags & _HIGH_PRIORITY),
+            begun=begun,
             answer=answer,
         )
 

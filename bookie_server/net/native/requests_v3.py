@@ -52,6 +52,9 @@ class RequestsV3:
         self._loop = asyncio.get_running_loop()
         self._adds: GatheredAdds | None = None
         self._reads: ReadRunV3 | None = None
+        #: Adds of recoveries, which wait for more (recovery_adds.py).
+        self._held: list[GatheredAdds | AddsV3] = []
+        self._held_since_s = 0.0
 
     def handle(self, frames: Frames) -> int:
         """Handle some of ``frames`` and return how many: not all if they are requests of many kinds.
@@ -90,7 +93,10 @@ class RequestsV3:
 
     def _run(self, run: AddRunV3 | ReadRunV3) -> None:
         if isinstance(run, AddRunV3):
-            self._add(AddsV3.of(run))
+            if run.recovery:
+                self._hold(AddsV3.of(run), len(run.records))
+            else:
+                self._store_in_order(AddsV3.of(run))
         else:
             self._read(run)
 
@@ -112,7 +118,6 @@ class RequestsV3:
                     self._gather_read(header, read)
                     return 1
                 if fences and self._reads is None and self._read_fenced(header.txnId, read):
-                    # Gathered adds stay: those of a recovery are of entries that it has read.
                     return _PER_RUN // 2
         self._flush()
         self._dispatch(request)
@@ -157,21 +162,50 @@ class RequestsV3:
     # --- adds --------------------------------------------------------------------------------------
 
     def _gather_add(self, header: pb.BKPacketHeader, add: pb.AddRequest, body: bytes) -> None:
-        kind = add.masterKey, add.flag == pb.AddRequest.RECOVERY_ADD and add.HasField("flag"), header.priority > 0
+        recovery = add.flag == pb.AddRequest.RECOVERY_ADD and add.HasField("flag")
+        kind = add.masterKey, recovery, header.priority > 0
+        if recovery:
+            last = self._held[-1] if self._held else None
+            if not isinstance(last, GatheredAdds) or last.kind != kind:
+                last = None
+            gathered = last or GatheredAdds(*kind)
+            gathered.append(header.txnId, add.ledgerId, add.entryId, body)
+            self._hold(None if last else gathered, len(body))
+            return
         if self._reads is not None or (self._adds is not None and self._adds.kind != kind):
             self._flush()
         if self._adds is None:
             self._adds = GatheredAdds(*kind)
         self._adds.append(header.txnId, add.ledgerId, add.entryId, body)
 
-    def _add(self, adds: AddsV3) -> None:
+    def _hold(self, adds: GatheredAdds | AddsV3 | None, size_bytes: int) -> None:
+        """Let ``adds`` wait for more. None: ``size_bytes`` were added to the last ones."""
+        if adds is not None:
+            if not self._held:
+                self._held_since_s = self._loop.time()
+            self._held.append(adds)
+        self._context.shared.recovery_adds.wait(self, size_bytes)
+
+    def store_held(self) -> None:
+        """Let the bookie store the adds that waited for more."""
+        held, self._held = self._held, []
+        with self._context.charged():
+            for adds in held:
+                self._add(adds.all() if isinstance(adds, GatheredAdds) else adds, self._held_since_s)
+
+    def _store_in_order(self, adds: AddsV3) -> None:
+        if self._held:
+            self.store_held()
+        self._add(adds, self._loop.time())
+
+    def _add(self, adds: AddsV3, begun: float) -> None:
         context, count = self._context, len(adds.txn_ids)
         allowed = context.adds_allowed(count)
         if allowed < count:
             rest = slice(allowed, count)
             ids = adds.txn_ids[rest], adds.ledger_ids[rest], adds.entry_ids[rest]
             context.answers.send(answer_frames_v3.add_answers(*ids, Code.TOO_MANY_REQUESTS))
-            context.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, self._loop.time())
+            context.observe_codes("add", Code.TOO_MANY_REQUESTS, count - allowed, begun)
             if not allowed:
                 return
             adds = adds.first(allowed)
@@ -181,7 +215,12 @@ class RequestsV3:
             context.answers.send(answer_frames_v3.add_answers(txn_ids, ledger_ids, entry_ids, codes))
 
         context.add(
-            adds.records, adds.master_key, recovery=adds.recovery, high_priority=adds.high_priority, answer=answer
+            adds.records,
+            adds.master_key,
+            recovery=adds.recovery,
+            high_priority=adds.high_priority,
+            begun=begun,
+            answer=answer,
         )
 
     # --- reads -------------------------------------------------------------------------------------
@@ -205,7 +244,7 @@ class RequestsV3:
         """Handle the gathered requests."""
         adds, self._adds = self._adds, None
         if adds is not None:
-            self._add(adds.all())
+            self._store_in_order(adds.all())
         reads, self._reads = self._reads, None
         if reads is not None:
             self._read(reads)

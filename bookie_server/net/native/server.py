@@ -72,6 +72,7 @@ class NativeServer:
         access: FrontAccess | None = None,
     ) -> None:
         self._config = config
+        self._loop = asyncio.get_running_loop()
         self._tls = tls
         self._access = access
         self.load = Load(config, self._load_changed, self._close_stalled, lambda: bookie.excess_bytes)
@@ -168,6 +169,7 @@ class NativeServer:
             newcomer.abort()
         for connection in self._connections:
             connection.pause(PAUSED_BY_END)
+        self.shared.recovery_adds.store()
         try:
             await asyncio.wait_for(self.load.adds_answered(), self._config.close_timeout_ms / 1000)
         except TimeoutError:
@@ -193,7 +195,7 @@ class NativeServer:
 
     def active(self, connection: NativeConnection) -> None:
         """Note that ``connection`` is in use."""
-        self._connections.active(connection, asyncio.get_running_loop().time())
+        self._connections.active(connection, self._loop.time())
 
     def left(self, connection: NativeConnection) -> None:
         """Note that ``connection`` is lost."""

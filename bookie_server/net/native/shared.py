@@ -21,6 +21,7 @@ from bookie_server.net.common.turns import Turns
 from bookie_server.net.native.answers import Answers
 from bookie_server.net.native.fences import Fences
 from bookie_server.net.native.outbox import Outbox
+from bookie_server.net.native.recovery_adds import RecoveryAdds
 from bookie_server.net.native.slices import Slices
 
 
@@ -57,6 +58,7 @@ class Shared:
         self.outbox = Outbox()
         self.login_pauses = LoginPauses()
         self.fences = Fences(bookie)
+        self.recovery_adds = RecoveryAdds()
         self.kernel_room = KernelRoom()
         #: Lists of entries may be long, so one is made at a time.
         self.list_slot = asyncio.Semaphore(1)

@@ -119,8 +119,8 @@ class GroupCommit:
         self._thread.start()
 
     def add(self, fill: Callable[[JournalGroup], None], *, urgent: bool = True) -> JournalGroup:
-        """Let ``fill`` add to the pending group. Return that group. Adds of recoveries are not
-        ``urgent``, and neither are fences if there are many."""
+        """Let ``fill`` add to the pending group. Return that group. Only fences are not ``urgent``, if
+        there are many."""
         with self._lock:
             group = self._pending
             before = group.journal_bytes

@@ -4,9 +4,8 @@ With ``adaptive_group_writes``, a group is written as soon as the journal's thre
 its oldest entry is ``max_group_wait_ms`` old, when its bytes or entries reach their thresholds, or, with
 ``flush_when_queue_empty``, when the thread is free.
 
-A group of nothing but adds of recoveries waits even if the thread is free: until none has come for a millisecond, for
-four at most. Whoever recovers or copies a ledger has more of them under way: Apache's client, for example, reads the
-next entry meanwhile. Written one by one, each would cost a sync.
+A group of nothing but fences of many ledgers waits even if the thread is free: until none has come for a millisecond,
+for four at most. More of them are under way. Written one by one, each would cost a sync.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from bookie_server.config.config import BookieConfig
 
 FlushReason = Literal["queue_empty", "max_wait", "threshold"]
 
-#: How long adds of recoveries wait for the next one, and for all others.
+#: How long fences of many ledgers wait for the next one, and for all others.
 _NEXT_WAIT_S: Final = 0.001
-_RECOVERY_WAIT_S: Final = 0.004
+_MOST_WAIT_S: Final = 0.004
 
 
 class JournalGroupTiming:
@@ -42,14 +41,14 @@ class JournalGroupTiming:
         self, size_bytes: int, entries: int, since_s: float, last_s: float, *, urgent: bool
     ) -> tuple[FlushReason, float]:
         """Return why and when to write a group whose oldest entry came at ``since_s`` and its newest at ``last_s``. 0
-        means now. ``urgent``: the group has more than adds of recoveries."""
+        means now. ``urgent``: the group has more than such fences."""
         if self._at_once and urgent:
             return "queue_empty", 0.0
         if self.is_large(size_bytes, entries):
             return "threshold", 0.0
         if not self._at_once:
             return "max_wait", since_s + self._max_wait_s
-        return "max_wait", min(since_s + _RECOVERY_WAIT_S, last_s + _NEXT_WAIT_S)
+        return "max_wait", min(since_s + _MOST_WAIT_S, last_s + _NEXT_WAIT_S)
 
 
 @dataclass(frozen=True, slots=True)

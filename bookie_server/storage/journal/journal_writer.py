@@ -58,7 +58,7 @@ class JournalGroup:
     ``left_logs``: entry logs that got large entries of this group or earlier ones, and will get no more.
     ``undo``: if the group fails, called in the loop, newest first, before ``finished``.
     ``mark``: the position after the group, once it is written. ``since``, ``last``: when the first and the last came.
-    ``urgent``: it has more than adds of recoveries.
+    ``urgent``: it has more than fences of many ledgers.
     """
 
     journal: list[Buffer] = field(default_factory=list)

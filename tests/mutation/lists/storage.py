@@ -22,18 +22,18 @@ MUTATIONS: Final = (
         ("tests/unit/test_group_commit.py::test_promises_are_undone_newest_first_and_before_any_answer",),
     ),
     Mutation(
-        "An add wakes the journal that waits with a recovery's.",
+        "An add wakes the journal that waits with fences of many ledgers.",
         "bookie_server/storage/journal/group_commit.py",
         "changed = not self._filled or (urgent and not group.urgent)",
         "changed = not self._filled",
-        ("tests/unit/test_group_commit.py::test_adds_of_a_recovery_wait_for_others_and_hold_nobody_up",),
+        ("tests/unit/test_group_commit.py::test_fences_of_many_ledgers_wait_for_others_and_hold_nobody_up",),
     ),
     Mutation(
-        "Adds of a recovery do not wait for ever, though more come.",
+        "Fences of many ledgers do not wait for ever, though more come.",
         "bookie_server/storage/journal/group_timing.py",
-        "min(since_s + _RECOVERY_WAIT_S, last_s + _NEXT_WAIT_S)",
+        "min(since_s + _MOST_WAIT_S, last_s + _NEXT_WAIT_S)",
         "last_s + _NEXT_WAIT_S",
-        ("tests/unit/test_group_timing.py::test_a_group_of_recoveries_waits_for_the_next_add_where_others_do_not",),
+        ("tests/unit/test_group_timing.py::test_a_group_of_fences_waits_for_the_next_one_where_others_do_not",),
     ),
     Mutation(
         "The durable mark waits for the sync.",

@@ -1,0 +1,78 @@
+"""Adds of recoveries wait for each other before they are stored.
+
+Whoever recovers or copies a ledger sends adds one by one, and more are under way: Apache's client, for example, reads
+the next entry meanwhile. Stored one by one, each would cost a group of the journal with its sync, and the event loop
+several times the processor time. So they wait until none has come for a millisecond, for four at most. While they come
+without a pause, only the second limit is looked at, because each look wakes the event loop.
+
+No other request waits for them. Whoever has no answer yet to an add cannot know whether the bookie has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+#: How long adds wait for the next one, and for all others.
+_NEXT_WAIT_S: Final = 0.001
+_MOST_WAIT_S: Final = 0.004
+#: This many bytes of all connections do not wait for more.
+_MOST_BYTES: Final = 512 * 1024
+
+
+class Holder(Protocol):
+    """A handler of requests that holds adds."""
+
+    def store_held(self) -> None:
+        """Let the bookie store what is held."""
+
+
+class RecoveryAdds:
+    """Those of all connections: they are stored together. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._holders: dict[Holder, None] = {}
+        #: Bytes of the adds that wait.
+        self.size_bytes = 0
+        self._since_s = self._last_s = 0.0
+        #: Whether they came without a pause lately.
+        self._is_stream = False
+        self._look: asyncio.TimerHandle | None = None
+
+    def wait(self, holder: Holder, size_bytes: int) -> None:
+        """Call ``store_held`` of ``holder`` soon. It has received adds of ``size_bytes``, and holds them."""
+        now_s = self._last_s = self._loop.time()
+        if not self._holders:
+            self._since_s = now_s
+        self._holders[holder] = None
+        self.size_bytes += size_bytes
+        if self.size_bytes >= _MOST_BYTES:
+            self.store()
+        elif self._look is None:
+            self._look = self._loop.call_at(due_s(now_s, now_s, is_stream=self._is_stream), self._look_at)
+
+    def store(self) -> None:
+        """Let all holders store now."""
+        holders, self._holders = self._holders, {}
+        self.size_bytes = 0
+        for holder in holders:
+            holder.store_held()
+
+    def _look_at(self) -> None:
+        self._look = None
+        if not self._holders:
+            return
+        now_s = self._loop.time()
+        waits_s = due_s(self._since_s, self._last_s, is_stream=False)
+        if waits_s > now_s:
+            self._look = self._loop.call_at(waits_s, self._look_at)
+            return
+        self._is_stream = now_s - self._last_s < _NEXT_WAIT_S
+        self.store()
+
+
+def due_s(since_s: float, last_s: float, *, is_stream: bool) -> float:
+    """When adds are stored of which the first came at ``since_s`` and the last at ``last_s``."""
+    most_s = since_s + _MOST_WAIT_S
+    return most_s if is_stream else min(most_s, last_s + _NEXT_WAIT_S)
