@@ -2,95 +2,53 @@
 without.
 
 Liveness, readiness and metrics are asked over a connection each, as probes and Prometheus do, and a client adds entries
-over the bookie's own protocol. A latency counts from when the request was due. Two bookies are measured as in
-``stalled_peers``: alone; while the other one is attacked, "elsewhere", which has only the cost of the attacker's
-processor time; and while this one is attacked, "beside".
+over the bookie's own protocol: each from a process of its own (``slow_callers_clients.py``). A latency counts from when
+the request was due. Two bookies are measured as in ``stalled_peers``: alone; while the other one is attacked,
+"elsewhere", which has only the cost of the attacker's processor time; and while this one is attacked, "beside". An
+attack has all its connections before the window.
 
 The attacker's process is nice (19), since an attacker on another machine takes nothing from the bookie's processors.
 With ``--nice 0`` it competes for them.
+
+``--tree`` names another checkout, whose bookies are measured in turn with this one's.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from benchmarks.report import figure, p99
 from benchmarks.slow_callers_attacks import ATTACKS
+from benchmarks.slow_callers_clients import KINDS, Callers
 from bookie_server.local import LocalCluster
 from tests.support.admin import token_file
-from tests.support.bookie import BookieProcess, Connection, add_frame, free_port
+from tests.support.bookie import BookieProcess, free_port
 
 NAME = "slow_callers"
 _HERE: Final = Path(__file__).parents[1]
 _WINDOWS: Final = ("alone", "elsewhere", "beside")
-_PATIENCE_S: Final = 10.0
-_LEDGER: Final = 7
-#: Requests in a second, by kind.
-_KINDS: Final = {"heartbeat": 20.0, "ready": 20.0, "metrics": 5.0, "add": 50.0}
-_PATHS: Final = {"heartbeat": "/heartbeat", "ready": "/api/v1/bookie/is_ready", "metrics": "/metrics"}
+_WARM_UP_S: Final = 2.0
 #: Until an attack has all its connections.
 _SETTLE_S: Final = 3.0
-
-
-class Caller(threading.Thread):
-    """Asks at a steady rate for a given time."""
-
-    def __init__(self, kind: str, bookie: BookieProcess, seconds: float) -> None:
-        super().__init__(name=kind)
-        self.kind = kind
-        self.latencies_s: list[float] = []
-        self.failed = 0
-        self._bookie = bookie
-        self._seconds = seconds
-
-    def run(self) -> None:
-        began, rate = time.monotonic(), _KINDS[self.kind]
-        with contextlib.ExitStack() as ends:
-            once = self._get if self.kind in _PATHS else self._adding(ends.enter_context(Connection(self._bookie.port)))
-            for number in range(int(self._seconds * rate)):
-                due = began + number / rate
-                time.sleep(max(0.0, due - time.monotonic()))
-                if not once():
-                    self.failed += 1
-                self.latencies_s.append(time.monotonic() - due)
-
-    def _get(self) -> bool:
-        port = int(self._bookie.settings["httpServerPort"])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
-        try:
-            connection.request("GET", _PATHS[self.kind])
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
-    def _adding(self, connection: Connection) -> Callable[[], bool]:
-        entries = iter(range(time.time_ns() // 1_000_000, 1 << 62))
-
-        def add() -> bool:
-            connection.send(add_frame(_LEDGER, next(entries) & 0xFFFFFF, size=1024))
-            return bytes(connection.body()[4:8]) == bytes(4)
-
-        return add
+#: Until the bookie that was attacked has closed them.
+_PAUSE_S: Final = 2.0
+#: p99 in ms, by attack, tree, window and kind of request.
+_Measured = dict[tuple[str, str, str, str], list[float]]
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"benchmarks {NAME}", description=__doc__)
+    parser.add_argument("--tree", type=Path, help="another checkout, whose bookies are measured beside this one's")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
     parser.add_argument("--nice", type=int, default=19, help="of the attacker's process")
@@ -98,62 +56,62 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
     rounds, seconds = (1, 4.0) if options.quick else (options.rounds, options.seconds)
-    with tempfile.TemporaryDirectory(prefix="bk-bench-") as temporary:
+    trees = {"this": _HERE} | ({} if options.tree is None else {"other": options.tree.resolve()})
+    measured: _Measured = defaultdict(list)
+    failed: dict[tuple[str, str], int] = defaultdict(int)
+    with tempfile.TemporaryDirectory(prefix="bk-bench-") as temporary, contextlib.ExitStack() as ends:
         directory = Path(temporary)
-        with LocalCluster(directory / "cluster", bookies=0) as cluster:
-            uri = f"zk://{cluster.zookeepers[0].id}/ledgers"
-            with _bookie(directory / "one", uri) as bookie, _bookie(directory / "other", uri) as other:
-                for attack in options.attacks:
-                    p99s_ms: dict[tuple[str, str], list[float]] = defaultdict(list)
-                    failed = 0
-                    for _ in range(rounds):
-                        failed += _measure(bookie, other, attack, seconds, options.nice, p99s_ms)
-                    _tell(attack, failed, p99s_ms)
+        cluster = ends.enter_context(LocalCluster(directory / "cluster", bookies=0))
+        uri = f"zk://{cluster.zookeepers[0].id}/ledgers"
+        pairs = {
+            tree: [ends.enter_context(_bookie(directory / f"{tree}-{name}", uri, path)) for name in ("one", "other")]
+            for tree, path in trees.items()
+        }
+        callers = ends.enter_context(Callers())
+        for pair in pairs.values():
+            for bookie in pair:
+                callers.window(_ports(bookie), _WARM_UP_S)
+        for attack in options.attacks:
+            for _ in range(rounds):
+                for tree, pair in pairs.items():
+                    for window, attacked in zip(_WINDOWS, (None, pair[1], pair[0]), strict=True):
+                        with _attacker(attack, attacked, seconds, options.nice):
+                            found = callers.window(_ports(pair[0]), seconds)
+                        for kind, (latencies_s, lost) in found.items():
+                            measured[attack, tree, window, kind].append(1000 * p99(latencies_s))
+                            failed[attack, tree] += lost if window == "beside" else 0
+            for tree in trees:
+                _tell(attack, tree, measured)
+                figure(NAME, f"{attack}.failed", failed[attack, tree], "requests", tree=tree)
 
 
-def _tell(attack: str, failed: int, p99s_ms: dict[tuple[str, str], list[float]]) -> None:
-    for kind in _KINDS:
-        alone, elsewhere, beside = (statistics.median(p99s_ms[window, kind]) for window in _WINDOWS)
+def _tell(attack: str, tree: str, measured: _Measured) -> None:
+    for kind in KINDS:
+        alone, elsewhere, beside = (measured[attack, tree, window, kind] for window in _WINDOWS)
         figure(
             NAME,
             f"{attack}.{kind}.p99",
-            beside / alone,
+            statistics.median(beside) / statistics.median(alone),
             "ratio",
-            to_elsewhere=round(beside / elsewhere, 2),
-            alone_ms=round(alone, 2),
-            elsewhere_ms=round(elsewhere, 2),
-            beside_ms=round(beside, 2),
+            tree=tree,
+            to_elsewhere=round(statistics.median(beside) / statistics.median(elsewhere), 2),
+            alone_ms=round(statistics.median(alone), 2),
+            elsewhere_ms=round(statistics.median(elsewhere), 2),
+            beside_ms=round(statistics.median(beside), 2),
+            ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(elsewhere, beside, strict=True)],
         )
-    figure(NAME, f"{attack}.failed", failed, "requests")
 
 
-def _measure(
-    bookie: BookieProcess,
-    other: BookieProcess,
-    attack: str,
-    seconds: float,
-    nice: int,
-    p99s_ms: dict[tuple[str, str], list[float]],
-) -> int:
-    """Add p99 in ms by window and kind. Return how many requests failed while the bookie was attacked."""
-    failed = 0
-    for window, attacked in zip(_WINDOWS, (None, other, bookie), strict=True):
-        with contextlib.nullcontext() if attacked is None else _attacker(attack, attacked, seconds, nice):
-            callers = [Caller(kind, bookie, seconds) for kind in _KINDS]
-            for caller in callers:
-                caller.start()
-            for caller in callers:
-                caller.join()
-        for caller in callers:
-            p99s_ms[window, caller.kind].append(1000 * p99(caller.latencies_s))
-            failed += caller.failed if attacked is bookie else 0
-    return failed
+def _ports(bookie: BookieProcess) -> list[int]:
+    return [int(bookie.settings["httpServerPort"]), bookie.port]
 
 
 @contextlib.contextmanager
-def _bookie(directory: Path, uri: str) -> Iterator[BookieProcess]:
+def _bookie(directory: Path, uri: str, tree: Path) -> Iterator[BookieProcess]:
     http_keys = {"httpServerEnabled": "true", "httpServerPort": str(free_port())}
     bookie = BookieProcess(directory, uri, httpServerTokenFile=token_file(directory), **http_keys)
+    # Not forked from another process, whose pages it would copy in the windows.
+    bookie.tree, bookie.forked = tree, False
     try:
         yield bookie.start()
     finally:
@@ -161,8 +119,11 @@ def _bookie(directory: Path, uri: str) -> Iterator[BookieProcess]:
 
 
 @contextlib.contextmanager
-def _attacker(attack: str, bookie: BookieProcess, seconds: float, nice: int) -> Iterator[None]:
-    """Attack from a process of its own."""
+def _attacker(attack: str, bookie: BookieProcess | None, seconds: float, nice: int) -> Iterator[None]:
+    """Attack from a process of its own. None: nobody is attacked."""
+    if bookie is None:
+        yield
+        return
     port = bookie.settings["httpServerPort"]
     attacker = [sys.executable, "-m", "benchmarks.slow_callers_attacks", attack, port, str(seconds + 60)]
     command = ["nice", "-n", str(nice), *attacker]
@@ -177,3 +138,4 @@ def _attacker(attack: str, bookie: BookieProcess, seconds: float, nice: int) -> 
             yield
         finally:
             process.kill()
+    time.sleep(_PAUSE_S)

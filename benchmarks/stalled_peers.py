@@ -18,7 +18,9 @@ the attacker's connections, and a scheduler that lets a client wait for some mil
 A window's p99 is the second or third longest latency of the rarer kinds, so single windows differ by several times.
 Medians of the rounds' p99 are compared.
 
-With attacks on the gRPC port the steady clients use gRPC, too.
+With attacks on the gRPC port the steady clients use gRPC, too. The attacker has another address than they
+(127.0.0.2), as one on another machine; with ``--source 127.0.0.1`` it has theirs. One in sixteen bookies gives both
+addresses the same line all the same.
 
 ``--tree`` names another checkout, whose bookie is measured in turn with this one's.
 """
@@ -62,6 +64,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
     parser.add_argument("--nice", type=int, default=19, help="of the attacker's process")
+    parser.add_argument("--source", default="127.0.0.2", help="the attacker's address")
     parser.add_argument("--attacks", nargs="*", choices=[*ATTACKS], default=[*ATTACKS])
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
@@ -80,7 +83,7 @@ def main(arguments: list[str]) -> None:
                             _bookie(directory / name, uri, path, attack) as bookie,
                             _bookie(directory / f"{name}-other", uri, path, attack) as other,
                         ):
-                            measured = _measure(clients, bookie, other, attack, seconds, options.nice)
+                            measured = _measure(clients, bookie, other, attack, seconds, options)
                             for window, found in measured.items():
                                 for kind, p99_ms in found.items():
                                     p99s_ms[attack, tree, window, kind].append(p99_ms)
@@ -107,7 +110,12 @@ def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[
 
 
 def _measure(
-    clients: Clients, bookie: BookieProcess, other: BookieProcess, attack: str, seconds: float, nice: int
+    clients: Clients,
+    bookie: BookieProcess,
+    other: BookieProcess,
+    attack: str,
+    seconds: float,
+    options: argparse.Namespace,
 ) -> dict[str, dict[str, float]]:
     """Return p99 in ms by window and kind of request. ``other`` is attacked in the window "elsewhere"."""
     logs_in, over_grpc = attack == _LOGINS, attack in GRPC_ATTACKS
@@ -127,10 +135,10 @@ def _measure(
     for port in ports:
         window(port, _WARM_UP_S)
     alone = window(ports[0], seconds)
-    with _attacker(attack, ports[1], seconds, nice) as begin:
+    with _attacker(attack, ports[1], seconds, options) as begin:
         elsewhere = window(ports[0], seconds, begin)
     time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections
-    with _attacker(attack, ports[0], seconds, nice) as begin:
+    with _attacker(attack, ports[0], seconds, options) as begin:
         beside = window(ports[0], seconds, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
 
@@ -154,11 +162,11 @@ def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[Book
 
 
 @contextlib.contextmanager
-def _attacker(attack: str, port: int, seconds: float, nice: int) -> Iterator[Callable[[], None]]:
+def _attacker(attack: str, port: int, seconds: float, options: argparse.Namespace) -> Iterator[Callable[[], None]]:
     """Set up the attack in its own process. Call the yielded function to begin."""
     command = [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, str(port), str(_LEDGER)]
     process = subprocess.Popen(
-        ["nice", "-n", str(nice), *command, str(seconds + 60)],
+        ["nice", "-n", str(options.nice), *command, options.source, str(seconds + 60)],
         cwd=_HERE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

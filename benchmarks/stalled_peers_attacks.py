@@ -1,4 +1,5 @@
-"""``python -m benchmarks.stalled_peers_attacks NAME PORT LEDGER SECONDS``: one bad peer of a bookie on this machine.
+"""``python -m benchmarks.stalled_peers_attacks NAME PORT LEDGER SOURCE SECONDS``: one bad peer of a bookie on this
+machine, with the address ``SOURCE``.
 
 Prints ``ready`` when set up, waits for a line on stdin, and attacks. Ends after ``SECONDS`` or when stdin closes.
 Connects only to 127.0.0.1, in fixed numbers.
@@ -42,19 +43,25 @@ STALLED_HANDSHAKES: Final = 1000
 _GRANTED_BYTES: Final = 17
 _POLLS_PER_CONNECTION: Final = 1000
 _FENCES_PER_CONNECTION: Final = 5000
+#: Of Linux; Python 3.11 has no name for it.
+_IP_BIND_ADDRESS_NO_PORT: Final = 24
 #: Entries of a megabyte that each peer requests and does not receive.
 _ASKED: Final = 40
 
 
 class Attacker:
-    def __init__(self, port: int, ledger_id: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, port: int, ledger_id: int, source: str, stack: contextlib.ExitStack) -> None:
         self.port = port
+        self.source = source
         self.ledger_id = ledger_id
         self.stack = stack
 
     async def connect(self, receive_bytes: int | None = None) -> socket.socket:
         connected = self.stack.enter_context(socket.socket())
         connected.setblocking(False)
+        # The kernel chooses the port when it knows both addresses, so all have room.
+        connected.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+        connected.bind((self.source, 0))
         if receive_bytes is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
@@ -276,9 +283,9 @@ ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[o
 }
 
 
-async def _attack(name: str, port: int, ledger_id: int, seconds: float) -> None:
+async def _attack(name: str, port: int, ledger_id: int, source: str, seconds: float) -> None:
     with contextlib.ExitStack() as stack, contextlib.suppress(TimeoutError):
-        begin = await ATTACKS[name](Attacker(port, ledger_id, stack))
+        begin = await ATTACKS[name](Attacker(port, ledger_id, source, stack))
         print("ready", flush=True)
         wait_for_line = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         if not await wait_for_line:
@@ -289,10 +296,10 @@ async def _attack(name: str, port: int, ledger_id: int, seconds: float) -> None:
 
 
 def main() -> None:
-    name, port, ledger_id, seconds = sys.argv[1:]
+    name, port, ledger_id, source, seconds = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asyncio.run(_attack(name, int(port), int(ledger_id), float(seconds)))
+    asyncio.run(_attack(name, int(port), int(ledger_id), source, float(seconds)))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,14 @@
-"""The steady clients of ``stalled_peers``: a process for each kind of request.
-
-What a client does itself must not count as the bookie's time. So clients share no interpreter, frames are built before
-the window, Python does not search for cycles in it, and the kinds are not due at the same moments: each would wait for
-the others' turns of two processors.
-"""
+"""The steady clients of ``stalled_peers``: a process for each kind of request, with frames that are built before the
+window."""
 
 from __future__ import annotations
 
-import gc
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
+from benchmarks.client_processes import ClientProcesses, serve
 from benchmarks.stalled_peers_grpc_client import GrpcCalls
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
 from bk_spark.protocol.wire import wire_v2
@@ -25,11 +17,8 @@ from bk_spark.protocol.wire.v3 import wire_v3
 from tests.support.bookie import Connection, add_frame
 from tests.support.jaas import USERS
 
-_ROOT: Final = Path(__file__).parents[1]
 #: Requests per second of each kind.
 KINDS: Final = {"add": 50.0, "add_1mb": 8.0, "read": 50.0, "info": 100.0, "newcomer": 25.0}
-#: The kinds are due one after the other, so far apart.
-_APART_S: Final = 0.002
 #: Longer waits count as this.
 _PATIENCE_S: Final = 10.0
 #: Until a request that failed is sent again.
@@ -39,26 +28,11 @@ SMALL_BYTES: Final = 1024
 _FIRST_ENTRY: Final = {"add": 10, "add_1mb": 1 << 20}
 
 
-class Clients:
+class Clients(ClientProcesses):
     """A process for each kind of request. A context manager."""
 
     def __init__(self, ledger_id: int) -> None:
-        self._processes: dict[str, subprocess.Popen[str]] = {}
-        for kind in KINDS:
-            command = [sys.executable, "-m", __name__, kind, str(ledger_id)]
-            self._processes[kind] = subprocess.Popen(
-                command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-
-    def __enter__(self) -> Clients:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.communicate()
+        super().__init__(__name__, KINDS, str(ledger_id))
 
     def window(
         self,
@@ -71,24 +45,7 @@ class Clients:
     ) -> dict[str, list[float]]:
         """Ask the bookie at ``port`` for some time, and return the latencies in seconds by kind. ``begin`` is called at
         the beginning."""
-        self._tell(json.dumps([port, seconds, logs_in, over_grpc]))
-        for kind in KINDS:
-            if self._answer(kind) != "ready":
-                raise RuntimeError(f"the client of {kind} did not start")
-        self._tell(str(time.monotonic() + _APART_S))
-        begin()
-        return {kind: json.loads(self._answer(kind)) for kind in KINDS}
-
-    def _tell(self, line: str) -> None:
-        for process in self._processes.values():
-            assert process.stdin is not None
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-
-    def _answer(self, kind: str) -> str:
-        output = self._processes[kind].stdout
-        assert output is not None
-        return output.readline().rstrip("\n")
+        return self.ask([port, seconds, logs_in, over_grpc], begin)
 
 
 class _Client:
@@ -214,18 +171,17 @@ def _entry_bytes(kind: str) -> int:
 def main() -> None:
     kind, ledger_id = sys.argv[1], int(sys.argv[2])
     asked = 0
-    while line := sys.stdin.readline():
-        port, seconds, logs_in, over_grpc = json.loads(line)
+
+    def prepare(window: Any) -> Callable[[float], list[float]]:
+        nonlocal asked
+        port, seconds, logs_in, over_grpc = window
         client = (_GrpcClient if over_grpc else _Client)(kind, ledger_id, port, logs_in=logs_in)
         count = max(1, int(seconds * KINDS[kind]))
         client.prepare(count, asked)
         asked += count + 1
-        print("ready", flush=True)
-        began = float(sys.stdin.readline()) + _APART_S * [*KINDS].index(kind)
-        gc.disable()
-        latencies_s = client.run(began, seconds)
-        gc.enable()
-        print(json.dumps(latencies_s), flush=True)
+        return lambda began: client.run(began, seconds)
+
+    serve([*KINDS].index(kind), prepare)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ _LEAST_BYTES: Final = 16
 _MAKE_ONE: Final = "make one with: openssl rand -hex 32"
 #: For probes: they tell nothing but that the process lives, or serves.
 OPEN_PATHS: Final = frozenset({"/heartbeat", "/api/v1/bookie/is_ready"})
-_READING: Final = frozenset({"GET", "HEAD"})
+#: Methods that change nothing.
+READING: Final = frozenset({"GET", "HEAD"})
 
 
 class AdminAccess:
@@ -49,7 +50,7 @@ class AdminAccess:
         """Raise HttpError (401, 403) unless a request with this header ``Authorization`` ("": none) is allowed."""
         if path in OPEN_PATHS:
             return
-        if method in _READING:
+        if method in READING:
             self.check_reading(authorization)
         else:
             self.check_change(authorization)

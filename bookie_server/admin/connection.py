@@ -12,16 +12,24 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, BadStatusLine, InvalidURLError, LineTooLong
 
 from bk_spark.bookie.tls.reasons import reason_of
+from bookie_server.admin.heads import MAX_HEAD_BYTES, is_too_long
 from bookie_server.admin.places import Places
 from bookie_server.admin.routes import HttpError, Response
 from bookie_server.net.common.entrance.front_tls import FrontTls
 
-_MAX_LINE_BYTES: Final = 16 * 1024
+_MAX_LINE_BYTES: Final = MAX_HEAD_BYTES
 _MAX_HEADER_BYTES: Final = 8 * 1024
 _MAX_HEADERS: Final = 64
 #: How long the rest of a refused request is read and dropped, so that its sender reads the response.
 _LINGER_S: Final = 2.0
 _READ_BYTES: Final = 64 * 1024
+#: Names of others are in answers of all kinds, and no browser should take them for HTML.
+_ALL_HEADERS: Final = {"X-Content-Type-Options": "nosniff"}
+#: The answer to a head that no connection of aiohttp's is made for.
+_TOO_LONG: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+    b'{\n  "error": "the line and the headers of the request exceed %d bytes"\n}\n' % MAX_HEAD_BYTES
+)
 
 
 class HttpServer(web.Server):
@@ -58,14 +66,14 @@ class HttpServer(web.Server):
         self._handshakes: set[asyncio.Task[None]] = set()
 
     def begin(self, accepted: socket.socket) -> None:
-        """Serve a connection that has sent something."""
+        """Serve a connection that has sent the head of a request, or begins a handshake."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(loop.connect_accepted_socket(lambda: _Newcomer(self), accepted))
         self._beginnings.add(task)
         task.add_done_callback(self._beginnings.discard)
 
     async def begun(self) -> None:
-        """Wait until all connections that have sent something are in their places. That takes a turn or two."""
+        """Wait until all connections that were begun are in their places. That takes a turn or two."""
         await asyncio.gather(*self._beginnings, return_exceptions=True)
 
     @property
@@ -160,6 +168,7 @@ class _Newcomer(asyncio.Protocol):
         self._server = server
         self._raw: asyncio.Transport | None = None
         self._limit: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = self._raw = cast(asyncio.Transport, transport)
@@ -172,7 +181,12 @@ class _Newcomer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._raw is not None
+        if self._is_refused:
+            return
         self._cancel()
+        if is_too_long(data):
+            self._refuse(self._raw)
+            return
         connection = Connection(self._server, self._raw)
         self._raw.set_protocol(connection)
         connection.connection_made(self._raw)
@@ -182,6 +196,13 @@ class _Newcomer(asyncio.Protocol):
         self._cancel()
         if self._raw is not None:
             self._server.places.leave(self._raw)
+
+    def _refuse(self, raw: asyncio.Transport) -> None:
+        self._is_refused = True
+        self._server.places.answer(raw)
+        raw.write(_TOO_LONG)
+        raw.write_eof()
+        self._limit = asyncio.get_running_loop().call_later(_LINGER_S, raw.abort)
 
     def _cancel(self) -> None:
         if self._limit is not None:
@@ -208,7 +229,7 @@ class _Decrypted(asyncio.BufferedProtocol):
 
 def encode(response: Response) -> web.Response:
     """Return the response for aiohttp. It ends the connection."""
-    headers = {"Content-Type": response.content_type, "Server": "bookie", **response.headers}
+    headers = {"Content-Type": response.content_type, "Server": "bookie", **_ALL_HEADERS, **response.headers}
     encoded = web.Response(body=response.content, status=response.status, headers=headers)
     encoded.force_close()
     return encoded

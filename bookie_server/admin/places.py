@@ -21,7 +21,7 @@ MAX_ARRIVING: Final = 512
 MAX_HANDLED: Final = 32
 MAX_ANSWERED: Final = 64
 
-#: A bare socket until its first bytes come.
+#: A bare socket until the head of its request is whole, or its handshake begins.
 _Connection = Newcomer | asyncio.Transport
 
 
@@ -42,13 +42,13 @@ class Places:
         return list(self._held)
 
     def arrive(self, connection: _Connection) -> None:
-        """A connection has come, or has sent its first bytes and become a transport."""
+        """A connection has come, or has become a transport."""
         self._make_room(self._arriving, MAX_ARRIVING)
         self._arriving[connection] = time.monotonic()
         self._held.add(connection)
 
     def expire(self, timeout_s: float) -> None:
-        """Close connections that have sent nothing for so long. Others have time limits of their own."""
+        """Close those that are bare sockets for so long. Others have time limits of their own."""
         until = time.monotonic() - timeout_s
         for connection in list(takewhile(lambda each: self._arriving[each] <= until, self._arriving)):
             if isinstance(connection, Newcomer):

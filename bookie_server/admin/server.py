@@ -19,19 +19,20 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from bk_spark.protocol.wire.start_tls import hello_bytes
-from bookie_server.admin.access import OPEN_PATHS, AdminAccess
+from bookie_server.admin.access import OPEN_PATHS, READING, AdminAccess
 from bookie_server.admin.connection import Connection, HttpServer, encode
+from bookie_server.admin.heads import MAX_HEAD_BYTES, wanted_head_bytes
 from bookie_server.admin.places import MAX_ARRIVING, Places
 from bookie_server.admin.routes import Handler, HttpError, Request, Response, Routes, find_handler
 from bookie_server.net.common.entrance.front_tls import FrontTls
-from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers
+from bookie_server.net.common.entrance.newcomers import LOOKED_AT_BYTES, Newcomer, Newcomers
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_BODY_BYTES: Final = 64 * 1024
 _MAX_PARAMETERS: Final = 100
-#: Connections that have sent something and wait for their turn. Fewer than may arrive, so that none of them gives way.
+#: Connections that have sent something and wait to be heard. Fewer than may arrive, so that none of them gives way.
 _MOST_READY: Final = MAX_ARRIVING // 2
-#: How often to look for connections that send nothing.
+#: How often to look for connections that have sent no whole request in time.
 _LOOK_INTERVAL_S: Final = 1.0
 _REQUEST_TIMEOUT_S: Final = 10.0
 _HANDLER_TIMEOUT_S: Final = 30.0
@@ -129,8 +130,9 @@ class AdminServer:
             came=self._came,
             spoke=self._spoke,
             left=self.places.leave,
-            # A caller that begins a handshake and stalls remains a bare socket.
-            wanted_bytes=None if self._access.tls is None else hello_bytes,
+            # A caller that stalls in a handshake's first message, or in the head of a request, remains a bare socket.
+            wanted_bytes=wanted_head_bytes if self._access.tls is None else hello_bytes,
+            looked_at_bytes=MAX_HEAD_BYTES if self._access.tls is None else LOOKED_AT_BYTES,
             most_ready=_MOST_READY,
         )
         try:
@@ -163,7 +165,7 @@ class AdminServer:
                 asked = await _read(request)
             self.places.ask(connection)
             response = await self._handle(handler, asked)
-            if request.method not in ("GET", "HEAD") and asked.path not in OPEN_PATHS:
+            if request.method not in READING and asked.path not in OPEN_PATHS:
                 _LOG.info(
                     "changed by http: method=%s path=%s peer=%s status=%d",
                     request.method, asked.path, request.remote, response.status,
@@ -211,4 +213,6 @@ async def _read(request: web.BaseRequest) -> Request:
         parameters = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS))
     except ValueError:
         raise HttpError(HTTPStatus.BAD_REQUEST, "the request's target is not a URL") from None
-    return Request(request.method, request.path, parameters, await request.read())
+    # A request that changes nothing has no body that anybody would use.
+    body = b"" if request.method in READING else await request.read()
+    return Request(request.method, request.path, parameters, body)

@@ -17,7 +17,7 @@ _LEAST_STORED: Final = 8
 _MOST_CONNECTIONS: Final = 10_000
 _LEAST_CONNECTIONS: Final = 16
 #: More idle ones cost other clients time: gRPC accepts and greets as fast as they come.
-_MOST_GRPC: Final = 2_000
+_MOST_GRPC: Final = 4_000
 #: Entries of the kernel's table of open files: all shares together, and a power of two, as the kernel's sizes are.
 _TABLE_ENTRIES: Final = 16 * 1024
 

@@ -22,6 +22,7 @@ from bookie_server.admin.access import AdminAccess
 from bookie_server.admin.places import MAX_ANSWERED, MAX_HANDLED
 from bookie_server.admin.routes import ANY_METHOD, HttpError, Request, Response, json_response, text_response
 from bookie_server.admin.server import AdminServer
+from bookie_server.net.common.entrance.newcomers import Newcomer
 from tests.support import patient_loop
 from tests.support.admin import TOKEN, token_file
 from tests.support.bookie_settings import bookie_config
@@ -126,6 +127,7 @@ def test_requests_and_answers(access: AdminAccess) -> None:
             )
             assert (status, json.loads(body)) == (200, {"method": "PUT", "body": "hello"})
             assert headers["Content-Type"] == "application/json"
+            assert headers["X-Content-Type-Options"] == "nosniff"
             assert int(headers["Content-Length"]) == len(body)
             assert routes.seen[0].parameters == {"a": "2", "b": "x y"}
             status, headers, body = await send(server, b"HEAD /echo HTTP/1.0\r\n\r\n")
@@ -154,7 +156,9 @@ def test_requests_and_answers(access: AdminAccess) -> None:
         (b"PUT /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "Content-Length"),
         (b"PUT /echo HTTP/1.1\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000, 413, "65536 bytes"),
         (b"PUT /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411, "Content-Length"),
-        (b"GET /echo HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431, "8192"),
+        (b"GET /echo HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n", 431, "8192"),
+        (b"GET /echo HTTP/1.1\r\n" + (b"X: " + b"x" * 5_000 + b"\r\n") * 4 + b"\r\n", 431, "16384"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400, "not an HTTP/1 request"),
     ],
 )
 def test_what_is_refused(
@@ -172,6 +176,36 @@ def test_what_is_refused(
         patient_loop.run(check())
     assert len(caplog.records) == (1 if status == 500 else 0)  # and no traceback
     assert all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_body_that_nobody_would_use_is_not_waited_for(access: AdminAccess) -> None:
+    async def check() -> None:
+        async with serving(Routes(), access) as server:
+            status, _, body = await send(server, b"GET /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\n")
+            assert (status, json.loads(body)) == (200, {"method": "GET", "body": ""})
+
+    patient_loop.run(check())
+
+
+def test_n1_who_sends_a_head_bit_by_bit_remains_a_bare_socket(access: AdminAccess) -> None:
+    """So it costs no task, no timer and no turn that it shares with hundreds of others, and is served in the end."""
+    request = b"\r\nGET /echo HTTP/1.1\r\nHost: b\r\n\r\n"
+
+    async def check() -> None:
+        async with serving(Routes(), access) as server:
+            peers = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+            for byte in request[:-1]:
+                for _, writer in peers:
+                    writer.write(bytes((byte,)))
+                await asyncio.sleep(0.001)  # many turns of the loop: each byte is looked at
+                assert all(isinstance(each, Newcomer) for each in server.places.held)
+            assert (await send(server, b"GET /echo HTTP/1.1\r\n\r\n"))[0] == 200
+            for reader, writer in peers:
+                writer.write(request[-1:])
+                assert (await asyncio.wait_for(reader.read(-1), 30)).startswith(b"HTTP/1.1 200 ")
+                await _closed(writer)
+
+    patient_loop.run(check())
 
 
 def test_a_request_that_does_not_come(access: AdminAccess) -> None:

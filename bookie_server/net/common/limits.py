@@ -72,8 +72,10 @@ class NetConfig:
     #: anything, or the one idle longest (at least ``idle_before_eviction_ms``). Without such a one it is closed.
     max_connections: int = 0
     idle_before_eviction_ms: int = 1_000
-    #: Connections of gRPC. Further ones are closed at once.
-    max_grpc_connections: int = 2_000
+    #: Connections of gRPC, in all lines. Further ones of a line are closed at once.
+    max_grpc_connections: int = 4_000
+    #: Lines in which callers of gRPC come, by their address. Each has as large a part of the connections.
+    grpc_lines: int = 16
     #: Calls of gRPC under way, all connections. A new one replaces the one that has waited longest for a message.
     max_grpc_calls: int = 2_000
     #: A call of gRPC ends if its next message is not complete after this time. The first one has ``frame_timeout_ms``.

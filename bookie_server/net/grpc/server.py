@@ -32,6 +32,7 @@ from bookie_server.net.grpc.calls import (
     Stuck,
 )
 from bookie_server.net.grpc.gate import Gate
+from bookie_server.net.grpc.lines import check_free, choose_by_address, line_count
 from bookie_server.net.grpc.reads import ReadCall
 from bookie_server.net.native.shared import Shared
 
@@ -72,55 +73,70 @@ class GrpcServer:
             config.max_grpc_calls, config.frame_timeout_ms / 1000, config.grpc_message_timeout_ms / 1000, sessions
         )
         self._health = health.aio.HealthServicer()
-        self._server: Any = None
+        #: One for each line of callers.
+        self._servers: list[Any] = []
 
     async def start(self, host: str, port: int) -> int:
         """Listen and serve. Return the port, which is chosen if ``port`` is 0. Raises OSError."""
+        config = self._shared.config
+        count = line_count(config.grpc_lines, config.max_grpc_connections)
+        if port:
+            check_free(host, port)
+        port = await self._listen(host, port, config.max_grpc_connections // count)
+        if count > 1:
+            choose_by_address(port, count)
+        for _ in range(count - 1):
+            await self._listen(host, port, config.max_grpc_connections // count)
+        for name in ("", *self._names()):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def close(self) -> None:
+        """Take no more calls, and end those under way."""
+        if self._servers:
+            await self._health.enter_graceful_shutdown()
+            await asyncio.gather(*(server.stop(_GRACE_S) for server in self._servers))
+        for service in self._services:
+            await service.close()
+
+    def _names(self) -> list[str]:
+        return [SERVICE, *(service.name for service in self._services)]
+
+    async def _listen(self, host: str, port: int, connections: int) -> int:
+        """Start a server for one line of callers. Return the port. Raises OSError."""
         message_bytes = self._shared.config.max_frame_bytes + _HEAD_BYTES
-        self._server = grpc.aio.server(
+        server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
-                ("grpc.max_allowed_incoming_connections", self._shared.config.max_grpc_connections),
+                ("grpc.max_allowed_incoming_connections", connections),
                 ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.keepalive_time_ms", _PING_AFTER_MS),
                 ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-                ("grpc.so_reuseport", 0),
+                # All lines share the port. That nobody else does was checked before.
+                ("grpc.so_reuseport", 1),
             ],
             interceptors=(self.gate,),
         )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        served = [SERVICE]
+        self._servers.append(server)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for service in self._services:
-            served.append(service.name)
-            handler = grpc.method_handlers_generic_handler(service.name, service.methods())
-            self._server.add_generic_rpc_handlers((handler,))
-        names = (*served, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.name, service.methods()),))
+        reflection.enable_server_reflection((*self._names(), health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        address = f"{host}:{port}"
         try:
-            address = f"{host}:{port}"
             if self._tls is None:
-                port = self._server.add_insecure_port(address)
+                port = server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, server_credentials(self._tls))
+                port = server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
-        await self._server.start()
-        for name in ("", *served):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await server.start()
         return int(port)
-
-    async def close(self) -> None:
-        """Take no more calls, and end those under way."""
-        if self._server is not None:
-            await self._health.enter_graceful_shutdown()
-            await self._server.stop(_GRACE_S)
-        for service in self._services:
-            await service.close()
 
     def _methods(self) -> dict[str, Any]:
         return {

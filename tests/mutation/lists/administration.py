@@ -67,6 +67,20 @@ MUTATIONS: Final = (
         (f"{_HTTP}::test_callers_that_do_not_read_give_way",),
     ),
     Mutation(
+        "Who sends a head bit by bit remains a bare socket.",
+        "bookie_server/admin/heads.py",
+        "return len(first) + (not is_ready)",
+        "return len(first)",
+        (f"{_HTTP}::test_n1_who_sends_a_head_bit_by_bit_remains_a_bare_socket",),
+    ),
+    Mutation(
+        "Who sends bit by bit keeps nobody in the kernel.",
+        "bookie_server/net/common/entrance/newcomers.py",
+        "self._silent.ready_first >= self._most_ready",
+        "self._silent.ready_count >= self._most_ready",
+        ("tests/unit/test_net_connections.py::test_n1_who_sends_bit_by_bit_keeps_nobody_in_the_kernel",),
+    ),
+    Mutation(
         "Liveness needs no place among requests.",
         "bookie_server/admin/server.py",
         "if request.path not in OPEN_PATHS:\n            self.places.require_room()",

@@ -228,6 +228,32 @@ MUTATIONS: Final = (
         ("tests/unit/test_net_grpc_places.py::test_a_call_that_waits_for_answers_is_not_ended_for_others",),
     ),
     Mutation(
+        "Callers of gRPC in other lines do not wait for a flood of calls.",
+        "bookie_server/net/grpc/server.py",
+        "for _ in range(count - 1):",
+        "for _ in range(0):",
+        (
+            "tests/unit/test_net_grpc_lines.py"
+            "::test_n2_who_begins_many_calls_keeps_those_in_other_lines_waiting_for_none_of_them",
+            "tests/unit/test_net_grpc_lines.py"
+            "::test_who_takes_all_connections_of_a_line_keeps_those_in_others_from_nothing",
+        ),
+    ),
+    Mutation(
+        "The port of gRPC is shared with nobody else.",
+        "bookie_server/net/grpc/server.py",
+        "            check_free(host, port)",
+        "            pass",
+        ("tests/unit/test_net_grpc_lines.py::test_a_port_that_others_use_is_not_shared",),
+    ),
+    Mutation(
+        "All of a network of IPv6 have one line.",
+        "bookie_server/net/grpc/lines.py",
+        "_IPV6_NETWORK: Final = (_IP + 8, _IP + 12)",
+        "_IPV6_NETWORK: Final = (_IP + 16, _IP + 20)",
+        ("tests/unit/test_net_grpc_lines.py::test_the_kernel_chooses_the_line_by_the_callers_network",),
+    ),
+    Mutation(
         "The first message of a call of gRPC must come in time.",
         "bookie_server/net/grpc/gate.py",
         "async with asyncio.timeout(patience_s) as limit:",

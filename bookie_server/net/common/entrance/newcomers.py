@@ -52,18 +52,21 @@ class Wait:
     left
         Called when the peer has hung up before. Then the socket is closed.
     wanted_bytes
-        Given the next bytes of the newcomer, at most ``LOOKED_AT_BYTES``: how many there must be. None: one.
+        Given the next bytes of the newcomer, at most ``looked_at_bytes``: how many there must be. None: one.
+    looked_at_bytes
+        How many bytes are looked at.
     """
 
     spoke: Callable[[Newcomer], None]
     left: Callable[[Newcomer], None]
     wanted_bytes: Callable[[bytes], int] | None = None
+    looked_at_bytes: int = LOOKED_AT_BYTES
 
 
 class Newcomer:
     """A connection that has not sent what it has to begin with."""
 
-    __slots__ = ("_silent", "number", "ready", "socket", "wait")
+    __slots__ = ("_silent", "number", "ready", "socket", "wait", "was_heard")
     #: The bookie does nothing for it.
     busy: Final = False
 
@@ -72,6 +75,8 @@ class Newcomer:
         self.wait = wait
         #: Whether it has sent something, or hung up, and waits for its turn.
         self.ready = False
+        #: Whether its bytes were looked at before, and there were too few.
+        self.was_heard = False
         #: A later one has a higher number.
         self.number = 0
         self._silent = silent
@@ -99,6 +104,8 @@ class _Silent:
         self._newest: list[tuple[int, int]] = []
         self._newest_next = False
         self._number = 0
+        #: How many of those that are ready were not heard before.
+        self.ready_first = 0
 
     @property
     def closed(self) -> bool:
@@ -121,7 +128,8 @@ class _Silent:
     def remove(self, newcomer: Newcomer) -> None:
         fd = newcomer.socket.fileno()
         del self._newcomers[fd]
-        self._ready.pop(fd, None)
+        if self._ready.pop(fd, None) is not None:
+            self._unready(newcomer)
         if not self.closed:
             self._epoll.unregister(fd)
 
@@ -130,6 +138,7 @@ class _Silent:
         for fd, _ in self._epoll.poll(0, _NOTICED_AT_ONCE):
             newcomer = self._ready[fd] = self._newcomers[fd]
             newcomer.ready = True
+            self.ready_first += not newcomer.was_heard
             heapq.heappush(self._newest, (-newcomer.number, fd))
         if len(self._newest) > 2 * len(self._ready) + _NOTICED_AT_ONCE:
             self._newest = [(-newcomer.number, fd) for fd, newcomer in self._ready.items()]
@@ -146,12 +155,16 @@ class _Silent:
             newcomer = self._ready.get(fd)
             if newcomer is not None and newcomer.number == -number:
                 del self._ready[fd]
-                return newcomer
-        return self._ready.popitem(last=False)[1]
+                return self._unready(newcomer)
+        return self._unready(self._ready.popitem(last=False)[1])
+
+    def _unready(self, newcomer: Newcomer) -> Newcomer:
+        self.ready_first -= not newcomer.was_heard
+        return newcomer
 
     def wait_again(self, newcomer: Newcomer) -> None:
-        """It had nothing to read yet."""
-        newcomer.ready = False
+        """It had nothing to read yet, or too little."""
+        newcomer.ready, newcomer.was_heard = False, True
         self._epoll.modify(newcomer.socket.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def close(self) -> None:
@@ -174,10 +187,13 @@ class Newcomers:
     left
         Called when the peer has hung up without sending anything.
     wanted_bytes
-        Given the first bytes of a newcomer, at most ``LOOKED_AT_BYTES``: how many there must be before ``spoke`` is
+        Given the first bytes of a newcomer, at most ``looked_at_bytes``: how many there must be before ``spoke`` is
         called. None: one.
+    looked_at_bytes
+        How many bytes are looked at.
     most_ready
-        While this many have sent something and wait for their turn, others wait in the kernel. None: no limit.
+        While this many have sent something and wait to be heard for the first time, others wait in the kernel. None: no
+        limit.
     """
 
     def __init__(
@@ -188,13 +204,14 @@ class Newcomers:
         spoke: Callable[[Newcomer], None],
         left: Callable[[Newcomer], None],
         wanted_bytes: Callable[[bytes], int] | None = None,
+        looked_at_bytes: int = LOOKED_AT_BYTES,
         most_ready: int | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._silent = _Silent()
         self._came = came
-        self._first_wait = Wait(spoke, left, wanted_bytes)
+        self._first_wait = Wait(spoke, left, wanted_bytes, looked_at_bytes)
         self._most_ready = most_ready
         self._pause: asyncio.TimerHandle | None = None
         self._hears_soon = False
@@ -221,7 +238,7 @@ class Newcomers:
 
     def wait_for_more(self, newcomer: Newcomer, wait: Wait) -> None:
         """Wait for further bytes of a newcomer that spoke, and whose first ones were taken. It stays a bare socket."""
-        newcomer.wait, newcomer.ready = wait, False
+        newcomer.wait, newcomer.ready, newcomer.was_heard = wait, False, False
         self._silent.add(newcomer)
 
     def _accept(self) -> None:
@@ -229,7 +246,7 @@ class Newcomers:
         self._notice()  # many have sent something already
 
     def _accept_some(self) -> None:
-        if self._most_ready is not None and self._silent.ready_count >= self._most_ready:
+        if self._most_ready is not None and self._silent.ready_first >= self._most_ready:
             return
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -267,7 +284,7 @@ class Newcomers:
     def _hear_one(self, newcomer: Newcomer) -> None:
         wait, connected = newcomer.wait, newcomer.socket
         try:
-            first = connected.recv(1 if wait.wanted_bytes is None else LOOKED_AT_BYTES, socket.MSG_PEEK)
+            first = connected.recv(1 if wait.wanted_bytes is None else wait.looked_at_bytes, socket.MSG_PEEK)
         except BlockingIOError:
             self._silent.wait_again(newcomer)
             return
