@@ -109,7 +109,7 @@ test: $(STAMP) $(CLASSES) $(APACHE_CLASSES)
 	@scripts/ensure_test_programs.sh $(BIN)
 	TEST_TURNS=$(or $(TEST_TURNS),$(if $(PYTEST_ARGS),all,today)) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
-# Docker and systemd come from Debian's packages, into build/deployed (1.6 GB and one or two minutes, once).
+# Docker and systemd come from Debian's packages, into build/deployed (3 GB and two minutes, once; images and what they were built from take 5 GB).
 deployed: $(STAMP)
 	$(BIN)/python -m tests.deployed $(PARTS)
 

@@ -70,6 +70,7 @@ class Engine:
             self.docker("rm", "--force", "--volumes", *containers)
         self.docker("network", "prune", "--force")
         self.docker("image", "prune", "--force")
+        self.docker("builder", "prune", "--force", "--keep-storage", "2GB")
         self.docker("volume", "prune", "--all", "--force")
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
