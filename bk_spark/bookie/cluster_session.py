@@ -16,6 +16,7 @@ from bk_spark.bookie.connection.v3 import BookieConnectionV3
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.services import ClusterServices
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
 
@@ -64,7 +65,7 @@ class ClusterSession:
         """:meth:`connect` for a caller on an event loop."""
         connecting = asyncio.ensure_future(asyncio.to_thread(cls.connect, uri, config, shared))
         try:
-            return await asyncio.shield(connecting)
+            return await shielded(connecting)
         except asyncio.CancelledError:
             # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
             (session,) = await asyncio.gather(connecting, return_exceptions=True)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.errors import LedgerClosedError
 
 _T = TypeVar("_T")
@@ -56,7 +57,7 @@ class LoopThread:
         self._submit(work, done, tasks)
         ended = asyncio.wrap_future(done)
         try:
-            return await asyncio.shield(ended)
+            return await shielded(ended)
         except asyncio.CancelledError:
             if not ended.done():
                 with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the work

@@ -18,6 +18,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.errors import BookKeeperError
 from bookie_server.admin.access import client_context
 from bookie_server.admin.routes import JSON_TYPE, HttpError, Request, Response, Routes
@@ -81,7 +82,7 @@ class ClusterPage:
             self._collection = latest
         try:
             # Others wait for the same collection.
-            return await asyncio.shield(latest)
+            return await shielded(latest)
         except BookKeeperError as error:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, error.message) from None
 

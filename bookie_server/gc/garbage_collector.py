@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.ledger_store import LedgerStore
+from bk_spark.bookie.shielded import shielded
 from bookie_server.config.collection import CompactionSettings
 from bookie_server.config.config import BookieConfig
 from bookie_server.gc.brake import CollectionBrake, CollectionBrakeLimits
@@ -122,7 +123,7 @@ class GarbageCollector:
     async def run(self, *, force_minor: bool = False, force_major: bool = False) -> GarbageCollectorStatus:
         """Run a pass now, or after the one under way. A forced compaction runs even if it is not due. Raises
         GarbageCollectorStoppedError."""
-        return await asyncio.shield(self._request_pass(force_minor, force_major))
+        return await shielded(self._request_pass(force_minor, force_major))
 
     def force(self, *, major: bool | None, minor: bool | None) -> None:
         """Request a pass for an operator, with major or minor compaction. None: only if it is not suspended.

@@ -18,6 +18,7 @@ from bk_spark.bookie.config import ClientConfig
 from bk_spark.bookie.metadata.zookeeper import LOST, ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
 from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.errors import BookKeeperError, SessionLostError
 from bk_spark.protocol.machine import StepMachine
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
@@ -141,7 +142,7 @@ class ReplicationDaemon:
     async def _open(self) -> ReplicationAccess:
         opening = asyncio.ensure_future(asyncio.to_thread(self._connect))
         try:
-            return await asyncio.shield(opening)
+            return await shielded(opening)
         except asyncio.CancelledError:
             # A thread cannot be cancelled. Let it finish, which takes a bounded time, and undo its work.
             (access,) = await asyncio.gather(opening, return_exceptions=True)

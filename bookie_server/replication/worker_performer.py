@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from bk_spark.bookie.metadata.proven_changes import put
 from bk_spark.bookie.replication.under_replication_store import LockedLedger
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.errors import BookKeeperError
 from bk_spark.protocol.metadata.replication_notes import RepairFailure, reason_path
 from bk_spark.protocol.metadata.under_replication import Mark, locked_ledger
@@ -163,7 +164,7 @@ class WorkerPerformer:
         began = time.monotonic()
         result: RepairResult | None = None
         try:
-            result = await asyncio.shield(task)
+            result = await shielded(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():

@@ -15,6 +15,7 @@ EDGES: Final = (0, 1, -1, 2, 127, 128, 255, 256, 2**15, 2**16, 2**28, 2**31 - 1,
 _WAYS: Final = ("flip", "set", "number", "varint", "cut", "drop", "insert", "repeat", "splice")
 _MOST_CHANGES: Final = 3
 _MAX_BYTES: Final = 64 * 1024
+_LEVELS: Final = 2_000
 
 INT64: Final = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from(EDGES))
 COUNT: Final = st.one_of(st.integers(0, 2**63 - 1), st.integers(0, 300), st.sampled_from([e for e in EDGES if e >= 0]))
@@ -81,8 +82,10 @@ def _lengthened(data: bytes, which: int) -> bytes:
 
 
 def deep() -> SearchStrategy[bytes]:
-    """Brackets that nest deeper than a parser can follow."""
-    return st.sampled_from([b"[" * 20_000, b'{"a":' * 20_000, b"a {" * 20_000])
+    """Brackets that nest deeper than Python's functions can follow. Parsers in C follow them since Python 3.12."""
+    lists, objects = b"[" * _LEVELS, b'{"a":' * _LEVELS
+    closed = [lists + b"]" * _LEVELS, objects + b"1" + b"}" * _LEVELS]
+    return st.sampled_from([lists, objects, *closed, b"a {" * _LEVELS])
 
 
 def varint(number: int) -> bytes:

@@ -23,6 +23,7 @@ from bk_spark.bookie.connection.grpc_streams import MessageStream
 from bk_spark.bookie.connection.http2.call import CallError
 from bk_spark.bookie.connection.http2.channel import Channel
 from bk_spark.bookie.connection.interface import BatchReads, ConnectionLimits, ControlConnection
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.codes import NO_ENTRY, Code, FlagV2
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import PIECE_BYTES, pieces
@@ -341,7 +342,7 @@ class GrpcConnection(ControlConnection, BatchReads):
     async def wait_closed(self) -> None:
         """Wait until the calls have ended and the channel is closed."""
         if self._ending is not None:
-            await asyncio.shield(self._ending)
+            await shielded(self._ending)
 
     def _release(self) -> None:
         self._frames.clear()

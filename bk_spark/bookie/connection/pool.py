@@ -12,6 +12,7 @@ from bk_spark.bookie.connection.base import FramedConnection
 from bk_spark.bookie.connection.client_tls import ClientTls
 from bk_spark.bookie.connection.interface import Connection, ConnectionLimits
 from bk_spark.bookie.connection.logins import FramedDialogue, Logins
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError, LoginError, TlsError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class ConnectionPool(Generic[_C_co]):
             task.add_done_callback(lambda done: self._attempt_ended(bookie_id, done))
         # Several callers may wait. One that gives up must not end the attempt for the others.
         try:
-            return await asyncio.shield(task)
+            return await shielded(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and caller is not None and not caller.cancelling():

@@ -17,6 +17,7 @@ from bk_spark.bookie.reading.read_access import ReadAccess
 from bk_spark.bookie.replication.stored_adds import StoredAdds
 from bk_spark.bookie.replication.under_replication_store import LockedLedger
 from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.bookie.shielded import shielded
 from bk_spark.bookie.writing.recovery import recover_ledger
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.entries.digest import digest_function, master_key
@@ -298,7 +299,7 @@ class RepairPerformer:
 
         running = asyncio.ensure_future(asyncio.to_thread(run))
         try:
-            return await asyncio.shield(running)
+            return await shielded(running)
         except asyncio.CancelledError:
             await asyncio.wait([running])
             raise

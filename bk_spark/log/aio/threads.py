@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import ParamSpec, TypeVar
 
+from bk_spark.bookie.shielded import shielded
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -15,7 +17,7 @@ async def in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwa
     is not used by two threads."""
     call = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
-        return await asyncio.shield(call)
+        return await shielded(call)
     except asyncio.CancelledError:
         await asyncio.wait([call])
         if not call.cancelled():

@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.shielded import shielded
 from bk_spark.log.formats.settings import EntryFormat, LogSettings
 from bk_spark.log.log import Log
 from bk_spark.log.reader import LogBlock
@@ -189,7 +190,7 @@ class LogService:
         """Hold the log. The end of the call seals the tail; an error leaves that to the next writer."""
         opening: Future[LogWriter] = self._threads.submit(lambda: log.open_writer(take_over=take_over))
         try:
-            writer = await asyncio.shield(asyncio.wrap_future(opening))
+            writer = await shielded(asyncio.wrap_future(opening))
         except asyncio.CancelledError:
             opening.add_done_callback(_abandon_opened)
             raise
@@ -208,7 +209,7 @@ class LogService:
         try:
             while True:
                 taking = asyncio.get_running_loop().run_in_executor(self._threads, next, blocks, None)
-                block = await asyncio.shield(taking)
+                block = await shielded(taking)
                 if block is None:
                     return end
                 for message in _messages(block):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.wire.entry_availability import encode_availability
 from bk_spark.protocol.wire.framing import frame
@@ -67,7 +68,7 @@ async def answer_list(context: RequestContext, txn_id: int, ledger_id: int, begu
     # If the connection is lost, the listing continues and keeps the slot, because it still uses memory.
     listing = asyncio.get_running_loop().create_task(_list(shared.bookie, ledger_id, shared.config.max_frame_bytes))
     listing.add_done_callback(lambda _: slot.release())
-    code, data = await asyncio.shield(listing)
+    code, data = await shielded(listing)
     async with context.answers.round(len(data)):
         answer = response_about(txn_id, pb.GET_LIST_OF_ENTRIES_OF_LEDGER, code, ledger_id)
         if code is Code.OK:

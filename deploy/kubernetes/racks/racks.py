@@ -11,6 +11,7 @@ import json
 import os
 import ssl
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -33,8 +34,12 @@ def zone_of_node(api: str, account: Path, node: str) -> str | None:
         headers={"Authorization": f"Bearer {(account / 'token').read_text('ascii').strip()}"},
     )
     trusted = ssl.create_default_context(cafile=str(account / "ca.crt")) if api.startswith("https:") else None
-    with urllib.request.urlopen(request, timeout=30, context=trusted) as answer:
-        labels: dict[str, str] = json.load(answer)["metadata"].get("labels", {})
+    try:
+        with urllib.request.urlopen(request, timeout=30, context=trusted) as answer:
+            labels: dict[str, str] = json.load(answer)["metadata"].get("labels", {})
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        raise
     return labels.get(LABEL)
 
 
