@@ -347,35 +347,6 @@ def test_n1_large_frames_of_many_connections_are_received_a_little_in_a_turn(mon
     run(test)
 
 
-def test_n1_a_large_frame_whose_turn_has_come_is_received_while_there_is_time() -> None:
-    """An add of a megabyte has eight slices. If each waited for a turn, it would wait for eight times as much of
-    others."""
-
-    async def test() -> None:
-        bookie, counted = HeldBookie(), CountedTurns()
-        async with front(NetConfig(), bookie) as here:
-            by_turn: Counter[int] = Counter()
-            progress = here.server.shared.large_frames.progress
-
-            def note(*arguments: object) -> None:
-                by_turn[counted.count] += 1
-                progress(*arguments)  # type: ignore[arg-type]
-
-            here.server.shared.large_frames.progress = note  # type: ignore[assignment,method-assign]
-            peer = await here.connect()
-            for number in range(4):
-                sending = asyncio.create_task(peer.send(add_frame(1, number, size=4 * MIB)))
-                await until(lambda: bookie.entries == 1)
-                bookie.answer()
-                await sending
-                assert await peer.codes(1) == [Code.OK]
-            assert max(by_turn.values()) >= 2
-            counted.stop()
-
-    with asyncio.Runner(loop_factory=ProcessorTimeLoop) as runner:
-        runner.run(test())
-
-
 def test_a_large_frame_is_received_in_parts() -> None:
     receiving = Receiving(CommonBuffer(8 * MIB))
     view = receiving.get_buffer()

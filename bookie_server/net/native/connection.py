@@ -74,10 +74,6 @@ class NativeConnection(asyncio.BufferedProtocol):
         self.time_share = self._requests.time_share
         self._transport: asyncio.Transport | None = None
         self._socket: Socket | None = None
-        #: The socket, if the bytes in it are those of the protocol: there is no TLS.
-        self._fd: int | None = None
-        #: Room for what is being received.
-        self._space_bytes = 0
         self._peer = "?"
         self._paused = 0
         self._is_made = False
@@ -118,20 +114,24 @@ class NativeConnection(asyncio.BufferedProtocol):
             # for the peer to acknowledge the previous one, and a peer with nothing to send delays that by 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._shared.kernel_room.begin(connected)
-            self._fd = None if tls is not None else connected.fileno()
         self._begin_access()
-        self._receive_first()
+        if connected is not None and tls is None:
+            self._receive_first(connected.fileno())
 
-    def _receive_first(self) -> None:
+    def _receive_first(self, fd: int) -> None:
         """Receive what made this a connection. asyncio would do so one turn of the event loop later."""
-        if not self._paused:
-            size = self._receive_now(self.get_buffer(-1))
-            if size:
-                self.buffer_updated(size)
+        if self._paused:
+            return
+        try:
+            size = os.readv(fd, [self.get_buffer(-1)])
+        except OSError:  # asyncio finds out
+            return
+        if size:
+            self.buffer_updated(size)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back everything that the connection holds."""
-        self._transport = self._fd = None
+        self._transport = None
         if self._socket is not None:
             self._shared.kernel_room.end(self._socket)
         self._end_login()
@@ -145,9 +145,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong. The size that asyncio suggests does not matter."""
-        space = self._shared.turns.receiving(self._receiving.get_buffer())
-        self._space_bytes = len(space)
-        return space
+        return self._shared.turns.receiving(self._receiving.get_buffer())
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle what has arrived. Bytes that are not a valid frame close the connection."""
@@ -161,9 +159,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._handle(frames)
             self._note_half_frame(is_new=frames is not None)
             self._shared.turns.received(self)
-            # If all of the space is full, more has come, probably.
-            is_full = self._fd is not None and nbytes == self._space_bytes
-            if self._has_large and (is_full or not self._shared.turns.may_go(self)):
+            if self._has_large and not self._shared.turns.may_go(self):
                 self._wait_for_turn()
         except WireFormatError as error:
             self._close_bad(error)
@@ -303,8 +299,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._paused != _PAUSED_BY_TURN:
             return
         if self._backlog is None:
-            if not (self._has_large and self._receive_slice()):
-                self.resume(_PAUSED_BY_TURN)
+            self.resume(_PAUSED_BY_TURN)
             return
         frames, self._backlog = self._backlog, None
         # Parsing all remaining frames each time would cost as much as handling some of them.
@@ -323,41 +318,6 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         self._note_half_frame(is_new=True)
         self.resume(_PAUSED_BY_TURN)
-
-    def _receive_slice(self) -> bool:
-        """Receive the next slice of a large frame now, and wait in line for the one after it.
-
-        Through asyncio each slice would take another turn of the event loop. Returns False if asyncio has to find out
-        what comes.
-        """
-        size = self._receive_now(self._receiving.get_buffer())
-        if not size:
-            return False
-        try:
-            frames = self._receiving.received(size)
-            self._note_large_frame()
-            self._owner.active(self)
-            rest = None if frames is None else self._answer(frames)
-            self._backlog = None if rest is None else rest.detached()
-            self._note_half_frame(is_new=frames is not None)
-            if self._has_large or rest is not None:
-                self._shared.turns.wait(self)
-            else:
-                self.resume(_PAUSED_BY_TURN)
-        except WireFormatError as error:
-            self._close_bad(error)
-        except Exception:
-            self._close_failed()
-        return True
-
-    def _receive_now(self, space: memoryview) -> int:
-        """Receive into ``space`` without asyncio. Return 0 if nothing can be received so."""
-        if self._fd is None or self._transport is None or self._transport.is_closing():
-            return 0
-        try:
-            return os.readv(self._fd, [space])
-        except OSError:
-            return 0
 
     def _answer(self, frames: Frames) -> Frames | None:
         """Do what :meth:`_dispatch` does, and send what can be answered at once. In the next turn of the event loop it

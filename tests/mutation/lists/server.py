@@ -366,19 +366,12 @@ MUTATIONS: Final = (
     Mutation(
         "A newcomer's request is read when it gets a transport.",
         "bookie_server/net/native/connection.py",
-        "        self._begin_access()\n        self._receive_first()\n",
-        "        self._begin_access()\n",
+        "if connected is not None and tls is None:",
+        "if False:",
         (
             "tests/unit/test_net_connections.py::"
             "test_n1_a_newcomers_request_is_read_and_answered_when_it_gets_a_transport",
         ),
-    ),
-    Mutation(
-        "A large frame whose turn has come is received while there is time.",
-        "bookie_server/net/native/connection.py",
-        "if not (self._has_large and self._receive_slice()):",
-        "if True:",
-        ("tests/unit/test_net_turns.py::test_n1_a_large_frame_whose_turn_has_come_is_received_while_there_is_time",),
     ),
     Mutation(
         "A flush pauses between the index files of many new ledgers.",
