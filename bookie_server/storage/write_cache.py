@@ -12,7 +12,6 @@ in an entry log stands for itself as ``-1 - location``, below -1 (:func:`locatio
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -79,43 +78,10 @@ def locations_of(positions: Int64s) -> Int64s:
     return locations
 
 
-class SpareExtents:
-    """The extents of the half that was dropped last, to be filled again: to clear new memory takes longer than to copy
-    entries into it. Event loop only.
-
-    An answer may still be sent from an extent. So it is only filled again if nobody else refers to it.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[Bytes] = []
-        #: An array that nobody else refers to. How many references Python counts for one depends on its release.
-        self._unused = [np.empty(0, np.uint8)]
-
-    def take(self) -> Bytes:
-        """Return an extent with any content."""
-        while self._free:
-            is_unused = _references_to_last(self._free) == _references_to_last(self._unused)
-            extent = self._free.pop()
-            if is_unused:
-                return extent
-        return np.empty(_EXTENT_BYTES, np.uint8)
-
-    def replace(self, extents: list[Bytes]) -> None:
-        """Take the extents of a half that was dropped instead of those before. ``extents`` is empty afterwards."""
-        # Larger data are in the memory of whoever received them.
-        self._free = [extent for extent in extents if extent.base is None and len(extent) == _EXTENT_BYTES]
-        extents.clear()
-
-
-def _references_to_last(arrays: list[Bytes]) -> int:
-    return sys.getrefcount(arrays[-1])
-
-
 class CacheHalf:
     """One half. Filled in the event loop; once it is no longer active, the flush thread reads it too."""
 
-    def __init__(self, spares: SpareExtents | None = None) -> None:
-        self._spares = SpareExtents() if spares is None else spares
+    def __init__(self) -> None:
         self._extents: list[Bytes] = []
         self._room_in: int = -1
         self._room_at = 0
@@ -142,7 +108,7 @@ class CacheHalf:
             self._extents.append(np.frombuffer(data, np.uint8))
             return (len(self._extents) - 1) << _EXTENT_BITS
         if self._room_in < 0 or self._room_at + size > _EXTENT_BYTES:
-            self._extents.append(self._spares.take())
+            self._extents.append(np.empty(_EXTENT_BYTES, np.uint8))
             self._room_in, self._room_at = len(self._extents) - 1, 0
         at = self._room_at
         self._extents[self._room_in].data[at : at + size] = data
@@ -213,10 +179,6 @@ class CacheHalf:
         ids = [pages[number].used()[0] + (number << PAGE_SHIFT) for number in numbers]
         found: Int64s = np.concatenate(ids) if ids else np.empty(0, np.int64)
         return found[np.searchsorted(found, first) : np.searchsorted(found, last, side="right")]
-
-    def give_back(self) -> None:
-        """Give the memory back. No entry may be fetched any more."""
-        self._spares.replace(self._extents)
 
     def drop(self, ledger_id: int) -> None:
         """Forget a ledger's entries; their bytes are freed with the half. Not while a flush reads this half."""
@@ -317,8 +279,7 @@ class WriteCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._spares = SpareExtents()
-        self.active = CacheHalf(self._spares)
+        self.active = CacheHalf()
         self.flushing: CacheHalf | None = None
 
     def __contains__(self, ledger_id: int) -> bool:
@@ -343,13 +304,11 @@ class WriteCache:
         """Take the active half for a flush. The previous one must have been dropped."""
         if self.flushing is not None:
             raise AssertionError("a half is being flushed")
-        self.flushing, self.active = self.active, CacheHalf(self._spares)
+        self.flushing, self.active = self.active, CacheHalf()
         return self.flushing
 
     def drop_flushed(self) -> None:
         """Drop the flushing half, which is now in entry logs and index files."""
-        if self.flushing is not None:
-            self.flushing.give_back()
         self.flushing = None
 
     def drop(self, ledger_id: int) -> None:

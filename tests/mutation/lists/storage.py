@@ -274,23 +274,6 @@ MUTATIONS: Final = (
         ("tests/crash/test_crash_scenarios.py::test_b2_between_every_write_and_sync",),
     ),
     Mutation(
-        "Memory of the write cache from which an answer is still sent is not filled again.",
-        "bookie_server/storage/write_cache.py",
-        "            if is_unused:\n",
-        "            if extent is not None:\n",
-        (
-            "tests/unit/test_write_cache.py"
-            "::test_memory_of_a_half_that_was_dropped_is_filled_again_unless_somebody_has_it",
-        ),
-    ),
-    Mutation(
-        "Large entries are read in a thread for a peer of which nobody knows whether it takes them.",
-        "bookie_server/entry_reader.py",
-        "MOST_AT_ONCE_TAKEN_BYTES if taken else MOST_AT_ONCE_BYTES",
-        "MOST_AT_ONCE_TAKEN_BYTES",
-        ("tests/unit/test_storage_adds_and_reads.py::test_n1_a_large_entry_in_an_entry_log_is_read_in_a_thread",),
-    ),
-    Mutation(
         "Adjacent entries are copied to an entry log in small parts.",
         "bookie_server/storage/write_cache.py",
         "int(ends[first]) - size + _PART_BYTES,",
