@@ -88,7 +88,6 @@ def kept_signals() -> Iterator[None]:
             1,
             "--bookies must be from 1 to 64, not 0: without one",
         ),
-        (["local", "--bookies", "1_0", "--dir", "{dir}"], 2, "argument --bookies: '1_0' is not a whole number"),
         (["local", "--bookies", "1", "--zk-port", "70000", "--dir", "{dir}"], 1, "port 70000 is out of range"),
     ],
 )
@@ -101,6 +100,13 @@ def test_error_is_one_line_without_a_traceback(
     assert message in error
     assert len(error.splitlines()) == 1
     assert error.startswith("bookie-server: ")
+
+
+def test_a_number_with_other_signs_than_digits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["local", "--bookies", "1_0", "--dir", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "argument --bookies: '1_0' is not a whole number" in capsys.readouterr().err
 
 
 def test_bookie_with_no_configuration_says_so_in_one_line(tmp_path: Path) -> None:

@@ -144,6 +144,24 @@ def test_b5_what_follows_garbage_is_found(storage: SmallStorage, garbage: bytes)
     assert problem.startswith("no entry at ")
 
 
+def test_b5_ids_and_lengths_of_entries_are_not_taken_for_records(tmp_path: Path) -> None:
+    """From the last bytes of an entry's id on: a size, the last add confirmed as ledger id, the length as entry id.
+    What lies behind that record looks the same in the third entry."""
+    payload_bytes = [22, 750, 22, 900, 900]
+    entries = [
+        struct.pack(">qqqqI", 0, 848 + n, 847 + n, 18568, 0x55555555) + b"\x55" * size
+        for n, size in enumerate(payload_bytes)
+    ]
+    records = [struct.pack(">i", len(entry)) + entry for entry in entries]
+    damaged = bytearray(file_header() + b"".join(records))
+    damaged[HEADER_BYTES] = 0xF0
+    path = tmp_path / "1.log"
+    path.write_bytes(damaged)
+    found, problem = scan_all(str(path))
+    assert found == [(0, 848 + n) for n in range(1, len(entries))]
+    assert problem == f"no entry at {HEADER_BYTES}"
+
+
 def test_garbage_alone_ends(tmp_path: Path) -> None:
     path = tmp_path / "1.log"
     path.write_bytes(file_header() + struct.pack(">ixxxxxxxxxxxx", 20) * 200_000)

@@ -2,10 +2,12 @@
 
 After a crash an entry log may hold anything: a header of zeros or garbage, zeros where blocks were never written, a
 truncated record, garbage sizes (scenarios B4, B5). The scan finds every record that it can: after bytes that cannot be
-a record it searches for the next place with two plausible records in a row, or one record and the end of the file. An
-entry log is *sound* only if nothing was skipped, apart from zeros in the last block of a log that was written directly
-and not completed (entry_log_writer.py). A size of 0 or less is padding in Apache's entry logs; after it the scan also
-searches byte by byte. The chunk size bounds memory, whatever a size field says.
+a record it searches for the next place with two plausible records in a row, or one record and the end of the file. Ids
+and lengths within an entry may be taken for a record, too: where the bytes behind the ids are not those of a client's
+entry, four plausible records in a row are needed. An entry log is *sound* only if nothing was skipped, apart from zeros
+in the last block of a log that was written directly and not completed (entry_log_writer.py). A size of 0 or less is
+padding in Apache's entry logs; after it the scan also searches byte by byte. The chunk size bounds memory, whatever a
+size field says.
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID, MAX_RECORD
 
 CHUNK_BYTES: Final = 1024 * 1024
 _HEAD: Final = struct.Struct(">iqq")
+#: The same, and what a client's entry has next: the last add confirmed and the length of the ledger.
+_ENTRY_HEAD: Final = struct.Struct(">iqqqq")
 _MAP_LEDGER: Final = -1
 _MAP_ENTRY: Final = -2
 #: Number of equal-sized records in a row from which numpy is faster.
 _RUN: Final = 16
 #: Records read one by one after no such run was found.
 _SINGLES: Final = 64
+#: Plausible records in a row that show where the first of them begins: of a client's entry, and of anything else.
+_IN_A_ROW: Final = 2
+_OTHERS_IN_A_ROW: Final = 4
 #: Number of places tried after garbage in one entry log.
 _MAX_TRIES: Final = 100_000
 
@@ -181,7 +188,7 @@ class EntryLogScan:
 
     def _leads_on(self, position: int) -> bool:
         """Whether a sound record begins at ``position`` and ends at the end of the file or before another one."""
-        for _ in range(2):
+        for _ in range(_IN_A_ROW if self._is_clients(position) else _OTHERS_IN_A_ROW):
             head = read_at(self._fd, _HEAD.size, position)
             if len(head) < _HEAD.size:
                 return False
@@ -192,6 +199,14 @@ class EntryLogScan:
             if position == self._size or self._only_fills_up(position):
                 return True
         return True
+
+    def _is_clients(self, position: int) -> bool:
+        """Whether the record at ``position`` would begin as entries do that clients write."""
+        head = read_at(self._fd, _ENTRY_HEAD.size, position)
+        if len(head) < _ENTRY_HEAD.size:
+            return False
+        _, _, entry_id, last_add_confirmed, length = _ENTRY_HEAD.unpack(head)
+        return -1 <= last_add_confirmed < entry_id and length >= 0
 
     def _note(self, problem: str) -> None:
         self.problem = self.problem or problem

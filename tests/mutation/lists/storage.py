@@ -8,6 +8,13 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
+        "After garbage, ids and lengths of an entry are not taken for a record.",
+        "bookie_server/storage/entrylog/entry_log_scan.py",
+        "_IN_A_ROW if self._is_clients(position) else _OTHERS_IN_A_ROW",
+        "_IN_A_ROW",
+        ("tests/unit/test_entry_log_usage.py::test_b5_ids_and_lengths_of_entries_are_not_taken_for_records",),
+    ),
+    Mutation(
         "A master key record that failed is written again.",
         "bookie_server/storage/journal/group_commit.py",
         "                descriptor.key_journaled = False",
