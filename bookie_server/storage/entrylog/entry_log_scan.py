@@ -206,7 +206,7 @@ class EntryLogScan:
         if len(head) < _ENTRY_HEAD.size:
             return False
         _, _, entry_id, last_add_confirmed, length = _ENTRY_HEAD.unpack(head)
-        return -1 <= last_add_confirmed < entry_id and length >= 0
+        return bool(-1 <= last_add_confirmed < entry_id and length >= 0)
 
     def _note(self, problem: str) -> None:
         self.problem = self.problem or problem
