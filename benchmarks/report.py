@@ -50,3 +50,26 @@ def rates(benchmark: str, name: str, timing: Timing, rows: int, size_bytes: int)
     spread = {"fastest_s": round(min(timing.seconds), 3), "slowest_s": round(max(timing.seconds), 3)}
     figure(benchmark, f"{name}.rows", rows / timing.median, "rows/s", **spread)
     figure(benchmark, f"{name}.bytes", size_bytes / 1e6 / timing.median, "MB/s", **spread)
+
+
+def attack_figure(
+    benchmark: str, name: str, alone: Sequence[float], elsewhere: Sequence[float], beside: Sequence[float], tree: str
+) -> None:
+    """Print how much longer requests took beside an attack than without it, and than with the attack on another bookie.
+
+    Milliseconds, one of each for a round; medians are compared.
+    """
+    medians = [statistics.median(rounds) for rounds in (alone, elsewhere, beside)]
+    figure(
+        benchmark,
+        name,
+        medians[2] / medians[0],
+        "ratio",
+        tree=tree,
+        to_elsewhere=round(medians[2] / medians[1], 2),
+        alone_ms=round(medians[0], 2),
+        elsewhere_ms=round(medians[1], 2),
+        beside_ms=round(medians[2], 2),
+        ratios=[round(b / a, 2) for a, b in zip(alone, beside, strict=True)],
+        ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(elsewhere, beside, strict=True)],
+    )

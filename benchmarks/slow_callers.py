@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import figure, p99
+from benchmarks.report import attack_figure, figure, p99
 from benchmarks.slow_callers_attacks import ATTACKS
 from benchmarks.slow_callers_clients import KINDS, Callers
 from bookie_server.local import LocalCluster
@@ -81,25 +80,10 @@ def main(arguments: list[str]) -> None:
                             measured[attack, tree, window, kind].append(1000 * p99(latencies_s))
                             failed[attack, tree] += lost if window == "beside" else 0
             for tree in trees:
-                _tell(attack, tree, measured)
+                for kind in KINDS:
+                    alone, elsewhere, beside = (measured[attack, tree, window, kind] for window in _WINDOWS)
+                    attack_figure(NAME, f"{attack}.{kind}.p99", alone, elsewhere, beside, tree)
                 figure(NAME, f"{attack}.failed", failed[attack, tree], "requests", tree=tree)
-
-
-def _tell(attack: str, tree: str, measured: _Measured) -> None:
-    for kind in KINDS:
-        alone, elsewhere, beside = (measured[attack, tree, window, kind] for window in _WINDOWS)
-        figure(
-            NAME,
-            f"{attack}.{kind}.p99",
-            statistics.median(beside) / statistics.median(alone),
-            "ratio",
-            tree=tree,
-            to_elsewhere=round(statistics.median(beside) / statistics.median(elsewhere), 2),
-            alone_ms=round(statistics.median(alone), 2),
-            elsewhere_ms=round(statistics.median(elsewhere), 2),
-            beside_ms=round(statistics.median(beside), 2),
-            ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(elsewhere, beside, strict=True)],
-        )
 
 
 def _ports(bookie: BookieProcess) -> list[int]:

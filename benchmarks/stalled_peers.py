@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import figure, p99
+from benchmarks.report import attack_figure, p99
 from benchmarks.stalled_peers_attacks import ATTACKS
 from benchmarks.stalled_peers_clients import KINDS, MEGABYTE, SMALL_BYTES, Clients, log_in
 from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
@@ -88,25 +87,9 @@ def main(arguments: list[str]) -> None:
                                 for kind, p99_ms in found.items():
                                     p99s_ms[attack, tree, window, kind].append(p99_ms)
                 for tree in trees:
-                    _tell(attack, tree, p99s_ms)
-
-
-def _tell(attack: str, tree: str, p99s_ms: dict[tuple[str, str, str, str], list[float]]) -> None:
-    for kind in KINDS:
-        alone, elsewhere, beside = (p99s_ms[attack, tree, window, kind] for window in _WINDOWS)
-        figure(
-            NAME,
-            f"{attack}.{kind}.p99",
-            statistics.median(beside) / statistics.median(alone),
-            "ratio",
-            tree=tree,
-            to_elsewhere=round(statistics.median(beside) / statistics.median(elsewhere), 2),
-            alone_ms=round(statistics.median(alone), 2),
-            elsewhere_ms=round(statistics.median(elsewhere), 2),
-            beside_ms=round(statistics.median(beside), 2),
-            ratios=[round(b / a, 2) for a, b in zip(alone, beside, strict=True)],
-            ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(elsewhere, beside, strict=True)],
-        )
+                    for kind in KINDS:
+                        alone, elsewhere, beside = (p99s_ms[attack, tree, window, kind] for window in _WINDOWS)
+                        attack_figure(NAME, f"{attack}.{kind}.p99", alone, elsewhere, beside, tree)
 
 
 def _measure(

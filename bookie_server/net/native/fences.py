@@ -112,16 +112,13 @@ class Fences:
             queue = self._waiting.pop(asker)
             ledger_id, master_key, outcome = queue[0]
             is_ready = self._is_ready(ledger_id)
+            unready = 0 if is_ready else unready + 1
             if is_ready:
                 queue.popleft()
-            else:
-                unready += 1
             if queue:
                 self._waiting[asker] = queue  # the others are first
-            if is_ready:
-                unready = 0
-                if not outcome.done():
-                    self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
+            if is_ready and not outcome.done():
+                self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
         if unready:
             if self._looking_up is None:
                 self._looking_up = self._loop.create_task(self._look_up())
