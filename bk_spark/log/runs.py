@@ -8,7 +8,7 @@ from bk_spark.bookie.blocking import BlockingWriter
 from bk_spark.log.core.applications import check_run
 from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import LedgerRegistrar
-from bk_spark.log.formats.names import app_key
+from bk_spark.log.formats.names import app_key, ledger_ids_of
 from bk_spark.log.formats.znodes import Application, decode_application
 from bk_spark.log.io.blocking import BlockingLog
 from bk_spark.protocol.metadata.znodes import TransactionConflictError
@@ -92,7 +92,7 @@ class LogRuns:
             Their ids, newest first.
         """
         names = self._log.zk.children(self._log.paths.run(app, run)) or []
-        return sorted(map(int, names), reverse=True)
+        return sorted(ledger_ids_of(names), reverse=True)
 
     def application(self, app: str) -> Application | None:
         """Read what an application has committed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -17,6 +17,7 @@ import numpy as np
 
 from bk_spark.bookie.blocking import BlockingReader
 from bk_spark.log.core.parts import in_parts
+from bk_spark.log.formats.names import ledger_id_of, ledger_ids_of
 from bk_spark.log.formats.segment import MAX_SEGMENT_ENTRIES, Segment, SegmentTable
 from bk_spark.log.formats.settings import decode_settings
 from bk_spark.log.formats.znodes import decode_registration
@@ -37,6 +38,8 @@ OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 #: After this many consecutive unreadable entries, the rest of a segment is skipped. Each one takes some seconds.
 MAX_UNREADABLE_IN_A_ROW: Final = 4
+#: The ledger of a problem that is not about a ledger.
+NO_LEDGER: Final = -1
 _LEDGERS_AT_ONCE: Final = 256
 _MAX_READERS: Final = 32
 
@@ -64,11 +67,14 @@ class Kind(enum.Enum):
     """No bookie returned the entry, and not all of them could say whether they have it."""
     NOT_READ = "not-read"
     """Skipped because preceding entries could not be read."""
+    FOREIGN_ZNODE = "foreign-znode"
+    """A znode among the log's ledgers that is no ledger's: somebody else made it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem with the entries at offsets ``[start, end)``, which are in ``ledger_id``."""
+    """A problem with the entries at offsets ``[start, end)``, which are in ``ledger_id``. A problem that is not
+    about a ledger has no entries, and :data:`NO_LEDGER`."""
 
     kind: Kind
     start: int
@@ -162,12 +168,15 @@ class Verification:
 
     def _registration_problems(self, listed: _Listed) -> Iterator[Problem]:
         paths, zk = self._log.paths, self._zk
-        missing = set(listed.ledger_ids) - {int(name) for name in zk.children(paths.appended) or ()}
+        appended = zk.children(paths.appended) or ()
+        yield from _foreign(paths.appended, appended)
+        missing = set(listed.ledger_ids).difference(ledger_ids_of(appended))
         for app in zk.children(paths.ledgers) or ():
             for run in zk.children(paths.runs_at(app)) or ():
                 run_path = paths.run_at(app, run)
                 names = zk.children(run_path) or ()
-                here = sorted(missing.intersection(int(name) for name in names if name.isdecimal()))
+                yield from _foreign(run_path, names)
+                here = sorted(missing.intersection(ledger_ids_of(names)))
                 for part in in_parts(here, _LEDGERS_AT_ONCE):
                     registrations = {ledger_id: f"{run_path}/{ledger_id}" for ledger_id in part}
                     znodes = zk.get_many([*registrations.values()])
@@ -247,6 +256,13 @@ def _range_problems(segments: list[Segment], last_entry: int) -> Iterator[Proble
         if segment.first_entry <= end:
             detail = f"the same entries are at offset {before.base_offset + segment.first_entry - before.first_entry}"
             yield _problem(Kind.LISTED_TWICE, segment, segment.first_entry, end, detail)
+
+
+def _foreign(path: str, names: Iterable[str]) -> Iterator[Problem]:
+    for name in names:
+        if ledger_id_of(name) is None:
+            detail = f"znode {path}/{name} is not named by a ledger id: bk_spark did not make it"
+            yield Problem(Kind.FOREIGN_ZNODE, 0, 0, NO_LEDGER, detail)
 
 
 def _registration(data: bytes, path: str, listed: _Listed, ledger_id: int) -> Iterator[Problem]:

@@ -13,9 +13,9 @@ from bk_spark.log import CommitMessage, CommitRequest, EntryFormat, LedgerRange,
 from bk_spark.log.formats.page import decode_page, encode_page
 from bk_spark.log.formats.segment import SegmentTable
 from bk_spark.log.formats.znodes import decode_head, encode_head
-from bk_spark.log.verification import MAX_UNREADABLE_IN_A_ROW, Kind, Problem, Verification
+from bk_spark.log.verification import MAX_UNREADABLE_IN_A_ROW, NO_LEDGER, Kind, Problem, Verification
 from bk_spark.protocol.codes import DigestType
-from bk_spark.protocol.metadata.znodes import SetOp
+from bk_spark.protocol.metadata.znodes import CreateOp, DeleteOp, SetOp
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.registrations import mend
@@ -113,6 +113,25 @@ def test_metadata_that_cannot_be_understood(log: Log, client: BlockingClient) ->
     zk.transaction([SetOp(log.ledgers.ledger_path(first), b"BookieMetadataFormatVersion\t9\n", -1)])
     zk.transaction([SetOp(log.paths.registration("app", "run", second), b"\x08\x63", -1)])
     assert problems(log) == [(Kind.METADATA_UNREADABLE, 0, 2, first), (Kind.METADATA_UNREADABLE, 2, 4, second)]
+
+
+def test_znodes_that_are_no_ledgers_are_named_and_do_not_hide_other_problems(log: Log, client: BlockingClient) -> None:
+    first, second = write(log, 0, 2), write(log, 1, 2)
+    outside = client.create(password=PASSWORD)
+    outside.append(b"a")
+    outside.close()
+    log.append_ledger(outside.ledger_id)
+    run = log.paths.run("app", "run")
+    foreign = [f"{log.paths.appended}/backup", f"{run}/0{first}", f"{run}/٣"]
+    zk = client.zookeeper
+    zk.transaction([*map(CreateOp, foreign), DeleteOp(log.paths.registration("app", "run", second))])
+    found = list(Verification(log).problems())
+    assert {(p.kind, p.start, p.end, p.ledger_id) for p in found} == {
+        (Kind.FOREIGN_ZNODE, 0, 0, NO_LEDGER),
+        (Kind.NOT_REGISTERED, 2, 4, second),
+    }
+    assert sorted(p.detail.split()[1] for p in found if p.kind is Kind.FOREIGN_ZNODE) == sorted(foreign)
+    assert log.run_ledgers("app", "run") == [first]
 
 
 def test_a_bookie_that_is_down_may_have_the_entries(

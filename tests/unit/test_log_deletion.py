@@ -183,6 +183,14 @@ def test_from_its_beginning_on_every_change_is_refused(zk: ModelLog) -> None:
     assert left(zk) == {metadata_path(OUTSIDE)}
 
 
+@pytest.mark.parametrize("name", ["backup", "040", "٤٠", "9" * 5_000])
+def test_znodes_of_others_among_the_ledgers_go_with_the_log(zk: ModelLog, name: str) -> None:
+    run = PATHS.run("app", "r1")
+    zk.transact([CreateOp(f"{run}/{name}"), CreateOp(f"{PATHS.appended}/{name}")])
+    assert run_to_end(deletion(), Tree(zk, Random(0))) == DeletionReport(len(LEDGERS), ())
+    assert left(zk) == {metadata_path(OUTSIDE)}
+
+
 def test_ledgers_whose_bookies_are_away_are_deleted_and_named(zk: ModelLog) -> None:
     tree = Tree(zk, Random(0), dead=frozenset(LEDGERS))
     report = run_to_end(deletion(), tree)

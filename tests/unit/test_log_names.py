@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from bk_spark.log.formats.names import LogPaths, check_log_name, check_root, escape_id
+from bk_spark.log.formats.names import LogPaths, check_log_name, check_root, escape_id, ledger_id_of, ledger_ids_of
 from bk_spark.protocol.errors import InvalidArgumentError
 
 PATHS = LogPaths("/bk_spark/logs", "flights", "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0")
@@ -60,3 +60,15 @@ def test_texts_that_cannot_be_names() -> None:
         escape_id("run", "x" * 256)
     with pytest.raises(InvalidArgumentError, match="not valid Unicode"):
         escape_id("run", "\ud800")
+
+
+@pytest.mark.parametrize("ledger_id", [0, 7, 10, 2**31, 2**63 - 1])
+def test_a_ledger_is_found_by_the_name_of_its_registration(ledger_id: int) -> None:
+    for path in (PATHS.registration("app", "run", ledger_id), PATHS.appended_ledger(ledger_id)):
+        assert ledger_id_of(path.rpartition("/")[2]) == ledger_id
+
+
+@pytest.mark.parametrize("name", ["", "a", "-1", "+1", "1_0", "007", "00", "٣", "²", "1\n", str(2**63), "9" * 5_000])
+def test_other_names_are_of_no_ledger(name: str) -> None:
+    assert ledger_id_of(name) is None
+    assert ledger_ids_of([name, "12", name, "3"]) == [12, 3]

@@ -81,6 +81,15 @@ def test_s3_ledgers_of_a_retired_run_are_closed_the_newest_first() -> None:
     assert committed.result.retired_runs == ("r0",)
 
 
+def test_a_znode_of_others_does_not_keep_the_ledgers_beside_it_open() -> None:
+    def with_others(action: Action) -> Event:
+        return Listed(("2", "backup", "13", "007")) if isinstance(action, ListChildren) else listed(action)
+
+    takeover = Takeover(with_others)
+    assert takeover.commit().problems == ()
+    assert takeover.after[-1] == RecoverLedgers((13, 2), TAKEOVER_MS)
+
+
 def unavailable(action: Action) -> Event:
     return Unavailable("away")
 

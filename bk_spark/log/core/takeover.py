@@ -16,7 +16,7 @@ from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.reading import children_steps
 from bk_spark.log.core.steps import Failed, Recovered, RecoverLedgers, Steps
 from bk_spark.log.formats.message import CommitRequest
-from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.names import LogPaths, ledger_ids_of
 
 #: How long a commit waits for the ledgers of a run that it retired.
 TAKEOVER_MS: Final = 30_000
@@ -54,7 +54,7 @@ def commit_steps(paths: LogPaths, request: CommitRequest, now_ms: Callable[[], i
 def _take_over(paths: LogPaths, app: str, run: str) -> Steps[str]:
     """Fence and close the run's ledgers, newest first, because its executors write there. Returns the problems."""
     names = yield from children_steps(paths, paths.run(app, run))
-    ledger_ids = tuple(sorted(map(int, names), reverse=True))
+    ledger_ids = tuple(sorted(ledger_ids_of(names), reverse=True))
     if not ledger_ids:
         return ""
     event = yield RecoverLedgers(ledger_ids, TAKEOVER_MS)

@@ -26,11 +26,13 @@ another id. So an operation that checks the znode fails, whatever versions the n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
 from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID
 
 DEFAULT_ROOT: Final = "/bk_spark/logs"
 #: Key in the custom metadata of every ledger made for a log. The value is the log's name and id, for people. It also
@@ -44,6 +46,7 @@ INDEX: Final = "+index"
 # Kafka's topic names and a leading underscore are allowed. A leading dot or dash is not: "." and ".." are not valid
 # znode names, and a leading dash looks like an option on a command line.
 _LOG_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+_LEDGER_ID: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _MAX_ID_BYTES: Final = 255
 
 
@@ -60,6 +63,18 @@ def check_log_name(name: str) -> str:
 def is_log_name(name: str) -> bool:
     """Whether ``name`` is valid for a log. Children of a root with other names are not logs."""
     return _LOG_NAME.fullmatch(name) is not None
+
+
+def ledger_id_of(name: str) -> int | None:
+    """Return the ledger that a child of a run or of ``appended`` stands for. None if somebody else made the znode: its
+    name is not one that :class:`LogPaths` gives for a ledger."""
+    ledger_id = int(name) if _LEDGER_ID.fullmatch(name) is not None else MAX_LEDGER_ID + 1
+    return ledger_id if ledger_id <= MAX_LEDGER_ID else None
+
+
+def ledger_ids_of(names: Iterable[str]) -> list[int]:
+    """Return the ledgers among the children of a run or of ``appended``. Znodes of others are left out."""
+    return [ledger_id for ledger_id in map(ledger_id_of, names) if ledger_id is not None]
 
 
 def escape_id(kind: str, text: str) -> str:

@@ -33,7 +33,7 @@ from bk_spark.log.core.steps import (
     Transact,
     Unavailable,
 )
-from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.names import LogPaths, ledger_ids_of
 from bk_spark.log.formats.znodes import Head, decode_head, encode_head
 from bk_spark.log.gc.reaping import made_together
 from bk_spark.protocol.errors import (
@@ -184,7 +184,7 @@ class _Deletion:
 
     def _delete_ledgers(self, run_path: str) -> Steps[None]:
         names = yield from self._children(run_path)
-        for part in in_parts([int(name) for name in names if name.isdecimal()], _LEDGERS_IN_TRANSACTION):
+        for part in in_parts(ledger_ids_of(names), _LEDGERS_IN_TRANSACTION):
             registrations = {ledger_id: f"{run_path}/{ledger_id}" for ledger_id in part}
             for ledger_id in (yield from self._own(registrations)):
                 yield from self._fence(ledger_id)

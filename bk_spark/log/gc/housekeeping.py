@@ -15,7 +15,7 @@ from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.plan import AlreadyDone, Plan, Readings, StaleError
 from bk_spark.log.core.reading import children_steps, read_steps
 from bk_spark.log.core.steps import Steps
-from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.names import LogPaths, ledger_ids_of
 from bk_spark.log.formats.znodes import (
     Application,
     LedgerRegistration,
@@ -25,7 +25,7 @@ from bk_spark.log.formats.znodes import (
     encode_registration,
 )
 from bk_spark.log.gc.reap_rules import Holder, ReapLimits, Run
-from bk_spark.log.gc.reaping import ledger_ids_of, parts_of
+from bk_spark.log.gc.reaping import parts_of
 from bk_spark.log.gc.references import ListView, listed_now
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp, Znode
 
@@ -232,7 +232,7 @@ def forget_steps(
     """
     for run_key in (yield from children_steps(paths, paths.runs_at(app_key))):
         run = Run(app_key, run_key)
-        ledger_ids = ledger_ids_of((yield from children_steps(paths, run.path(paths)))).tolist()
+        ledger_ids = ledger_ids_of((yield from children_steps(paths, run.path(paths))))
         for part in parts_of(paths, run, ledger_ids):
             znodes = yield from read_steps(paths, tuple(run.registration(paths, ledger_id) for ledger_id in part))
             last_entries = {}

@@ -26,11 +26,11 @@ from bk_spark.log.core.changes import Change, change_steps
 from bk_spark.log.core.parts import in_parts
 from bk_spark.log.core.reading import children_steps, decision_steps, read_steps, sync_steps
 from bk_spark.log.core.steps import Closed, Failed, RecoverLedger, Steps, Warn
-from bk_spark.log.formats.names import LogPaths
+from bk_spark.log.formats.names import LogPaths, ledger_ids_of
 from bk_spark.log.gc.expiry import expire_steps
 from bk_spark.log.gc.housekeeping import RemoveAppended, RemovePages, RemoveRuns, forget_steps, is_forgettable
 from bk_spark.log.gc.reap_rules import ReapLimits, Reason, Run
-from bk_spark.log.gc.reaping import Condemn, DeleteLedgers, is_closed, ledger_ids_of, made_together, parts_of
+from bk_spark.log.gc.reaping import Condemn, DeleteLedgers, is_closed, made_together, parts_of
 from bk_spark.log.gc.references import ListView, view_steps
 from bk_spark.log.gc.retention import ReadPolicy, policy_steps
 from bk_spark.protocol.errors import (
@@ -202,7 +202,7 @@ class _Round:
     def _reap_run(self, run: Run, random: Random) -> Steps[bool]:
         """Reap one run. Returns whether no ledger is registered for it."""
         names = yield from children_steps(self.paths, run.path(self.paths))
-        candidates = self.view.references.others(ledger_ids_of(names))
+        candidates = self.view.references.others(np.array(ledger_ids_of(names), np.int64))
         if len(candidates):
             # Likewise, ledgers that fail every time must not keep others from their turn.
             candidates = np.roll(candidates, random.randrange(len(candidates)))
@@ -329,7 +329,7 @@ class _Round:
 
     def _remove_appended(self) -> Steps[None]:
         names = yield from children_steps(self.paths, self.paths.appended)
-        left = self.view.references.others(ledger_ids_of(names)).tolist()
+        left = self.view.references.others(np.array(ledger_ids_of(names), np.int64)).tolist()
         for part in in_parts(left, _APPENDED_AT_ONCE):
             yield from self._remove(RemoveAppended(self.paths, self.limits, self.view, part), self.paths.appended)
 

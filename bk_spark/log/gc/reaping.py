@@ -8,12 +8,10 @@ Deleting checks all of this again. It also writes the run's znode, like every ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
-
-import numpy as np
 
 from bk_spark.log.core.append import ReadHead
 from bk_spark.log.core.parts import in_parts
@@ -23,22 +21,14 @@ from bk_spark.log.formats.page import decode_page
 from bk_spark.log.formats.znodes import LedgerRegistration, decode_registration, encode_application, encode_registration
 from bk_spark.log.gc.reap_rules import Holder, ReapLimits, Reason, Run, reason_to_condemn
 from bk_spark.log.gc.references import ListView, References, listed_now
-from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.errors import MetadataConflictError, MetadataFormatError
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState, decode
-from bk_spark.protocol.metadata.ledger_paths import MAX_LEDGER_ID
 from bk_spark.protocol.metadata.znodes import CheckOp, DeleteOp, SetOp, TransactionOp, Znode
 
 #: Limit for the names in one transaction. A request to ZooKeeper must stay below 1 MiB.
 _MAX_NAME_BYTES: Final = 256 * 1024
 _OPERATION_BYTES: Final = 128
 _MAX_LEDGERS_AT_ONCE: Final = 64
-
-
-def ledger_ids_of(names: Iterable[str]) -> Int64s:
-    """Return the ledgers registered for a run, from the names of its children. Other names are ignored."""
-    numbers = (int(name) for name in names if name.isascii() and name.isdecimal())
-    return np.fromiter((number for number in numbers if number <= MAX_LEDGER_ID), np.int64)
 
 
 def parts_of(paths: LogPaths, run: Run, ledger_ids: Sequence[int]) -> Iterator[Sequence[int]]:
