@@ -298,8 +298,8 @@ class BlockingWriter(_BlockingWriteHandle[WriteHandle]):
         return self._thread.run(self._handle.append_many(payloads))
 
     @documented_as(WriteHandle.claim)
-    def claim(self) -> None:
-        self._thread.run(self._handle.claim())
+    def claim(self) -> tuple[str, ...]:
+        return self._thread.run(self._handle.claim())
 
     @property
     @documented_as(WriteHandle.failure)

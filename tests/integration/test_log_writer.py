@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import socket
 import threading
@@ -31,7 +32,7 @@ from bk_spark.protocol.metadata.znodes import Znode
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.bookie import add_frame
-from tests.support.logs import PASSWORD, TELLING, commit, entries, new_log
+from tests.support.logs import PASSWORD, RAW, TELLING, commit, entries, new_log
 from tests.support.zookeeper_sessions import expire
 
 
@@ -397,10 +398,14 @@ def test_a_writer_for_which_too_many_ids_were_used_before_leaves_the_log_as_it_w
 def test_a_bookie_that_hangs_when_a_writer_opens_and_knows_the_id_with_another_password(
     mended_cluster: LocalCluster,
 ) -> None:
-    """It is unknown whether it knows the id, not absent. So the writer, and whoever seals the tail, do without it."""
+    """It is unknown whether it knows the id, not absent. So the writer, and whoever seals the tail, do without it.
+
+    What it holds has a right checksum. Only a digest with a key tells readers that it is not the log's.
+    """
     with BlockingClient(mended_cluster.metadata_service_uri, TELLING) as client:
-        log = new_log(client)
-        use_next_ids(mended_cluster, client, 1, bookies=1)
+        settings = dataclasses.replace(RAW, digest_type=DigestType.HMAC)
+        log = LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", settings, PASSWORD)
+        use_next_ids(mended_cluster, client, 2, bookies=1)
         hanging = mended_cluster.bookies[0]
         hanging.suspend()
         begun = time.monotonic()
@@ -418,6 +423,26 @@ def test_a_bookie_that_hangs_when_a_writer_opens_and_knows_the_id_with_another_p
             assert following.append(b"three") == 2
         assert entries(log) == [b"one", b"two", b"three"]
         assert took_s < TELLING.add_timeout_ms / 1000 * 0.8
+
+
+def test_a_log_writer_leaves_a_ledger_of_which_a_bookie_says_nothing(cluster_of_six: LocalCluster) -> None:
+    """Without a key in the digest, too, readers get nothing that somebody else wrote under the ledger's id."""
+    with BlockingClient(cluster_of_six.metadata_service_uri, TELLING) as client:
+        # Five of six bookies: the first ensemble most likely has the one that hangs, and the second need not.
+        settings = dataclasses.replace(RAW, quorum=Quorum(5, 3, 2))
+        log = LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", settings, PASSWORD)
+        first = use_next_ids(cluster_of_six, client, 2, bookies=0)
+        hanging = cluster_of_six.bookies[0]
+        use_ids([hanging.id], range(first, first + 2))
+        hanging.suspend()
+        writer = log.open_writer()
+        hanging.resume()
+        tail = log.snapshot().open_tail
+        assert tail is not None
+        assert hanging.id not in client.metadata(tail.ledger_id).segments[0].ensemble
+        writer.append(b"one")
+        writer.close()
+        assert entries(log) == [b"one"]
 
 
 def test_a_bookie_that_knows_a_ledger_with_another_password_does_not_join_it(

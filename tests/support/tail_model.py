@@ -11,7 +11,6 @@ from bk_spark.log.core.steps import (
     AbandonLedger,
     Action,
     Answered,
-    ClaimLedger,
     Closed,
     CloseLedger,
     Conflict,
@@ -34,6 +33,8 @@ from bk_spark.log.core.tail.writer_actions import (
     Acknowledged,
     AskConfirmed,
     AskFailure,
+    Claimed,
+    ClaimLedger,
     FlushLedger,
     SendEntries,
     Sent,
@@ -102,7 +103,7 @@ class TailWorld:
             case ClaimLedger(ledger_id):
                 if ledger_id in self.used_ids:
                     return Failed(UnauthorizedError("model", ledger_id=ledger_id))
-                return Done()
+                return Claimed()
             case AskFailure(ledger_id):
                 failure = self.failures.get(ledger_id)
                 return Done() if failure is None else Failed(failure)

@@ -11,16 +11,16 @@ import pytest
 from bk_spark.log.core.changes import MAX_UNAVAILABLE
 from bk_spark.log.core.steps import (
     Action,
-    ClaimLedger,
     CloseLedger,
     CreateLedger,
+    Event,
     Failed,
     IsLedgerOpen,
     Steps,
     Transact,
 )
 from bk_spark.log.core.tail.roll import RollLimits
-from bk_spark.log.core.tail.writer_actions import FlushLedger, SendEntries, TakeTurn, WatchOwner
+from bk_spark.log.core.tail.writer_actions import Claimed, ClaimLedger, FlushLedger, SendEntries, TakeTurn, WatchOwner
 from bk_spark.log.core.tail.writing import KEEP_AGAIN_MS, ROLL_AGAIN_MS, TailWriting
 from bk_spark.protocol.errors import (
     BookieUnavailableError,
@@ -84,9 +84,13 @@ def is_a(*kinds: type) -> Callable[[Action], bool]:
     return lambda action: isinstance(action, kinds)
 
 
-def fail_next(machine: Machine[Any], kind: type, error: BookKeeperError) -> None:
+def answer_next(machine: Machine[Any], kind: type, answer: Event) -> None:
     machine.until(is_a(kind))
-    machine.answer(Failed(error))
+    machine.answer(answer)
+
+
+def fail_next(machine: Machine[Any], kind: type, error: BookKeeperError) -> None:
+    answer_next(machine, kind, Failed(error))
 
 
 def test_entries_go_over_as_many_ledgers_as_they_need(world: TailWorld, writing: TailWriting) -> None:
@@ -149,12 +153,25 @@ def test_a_ledger_whose_bookies_do_not_answer_is_passed_over_once(world: TailWor
     fail_next(machine, ClaimLedger, silent)
     machine.finish()
     assert (writing.ledger_id, world.abandoned) == (102, [101])
-    # Each takes as long as the timeout of adds.
+    # With a bookie of which nobody knows what it holds: readers could not tell its entries from the ledger's.
+    machine = world.start(opening(world, timer))
+    answer_next(machine, ClaimLedger, Claimed(("b3",)))
+    machine.finish()
+    assert world.abandoned == [101, 103]
+    assert world.warnings[-1] == "new ledger 103 is left unused: no answer from b3"
+    # Each of which too few bookies answer takes as long as the timeout of adds.
     machine = world.start(opening(world, timer))
     fail_next(machine, ClaimLedger, silent)
     fail_next(machine, ClaimLedger, silent)
     with pytest.raises(BookieUnavailableError):
         machine.finish()
+    # No others can be had.
+    machine = world.start(opening(world, timer))
+    for answer in (Claimed(("b3",)), Failed(silent), Claimed(("b2", "b3"))):
+        answer_next(machine, ClaimLedger, answer)
+    machine.finish()
+    tail = world.zk.segments()[-1]
+    assert (tail.ledger_id, world.abandoned[-2:]) == (109, [107, 108])
 
 
 def opening(world: TailWorld, timer: Timer) -> Steps[None]:

@@ -44,18 +44,20 @@ def error_of(made: LedgerClaim) -> Exception | None:
 def test_all_answer() -> None:
     made = told(claim(), {"b1": Code.OK, "b2": Code.OK})
     assert made.outcome is None
-    assert isinstance(told(made, {"b3": Code.OK}).outcome, Succeeded)
+    assert told(made, {"b3": Code.OK}).outcome == Succeeded(())
+    assert made.take_actions() == []
 
 
 def test_a_bookie_that_hangs_is_waited_for_until_the_patience_is_over() -> None:
     first = told(claim(), {"b1": Code.OK, "b2": Code.OK})
     assert first.outcome is None
     first.handle(OVER)
-    assert first.outcome == Succeeded(None)
+    assert first.outcome == Succeeded(("b3",))
+    assert first.take_actions() == [ChooseLast("b3")]
     late = told(claim(), {"b1": Code.OK})
     late.handle(OVER)
     assert late.outcome is None
-    assert told(late, {"b2": Code.OK}).outcome == Succeeded(None)
+    assert told(late, {"b2": Code.OK}).outcome == Succeeded(("b3",))
 
 
 @pytest.mark.parametrize("code", [Code.UNAUTHORIZED, Code.NO_LEDGER])
@@ -70,7 +72,7 @@ def test_one_bookie_that_knows_the_id_is_enough(code: Code) -> None:
 
 @pytest.mark.parametrize("code", [None, *sorted(set(Code) - {Code.OK, Code.UNAUTHORIZED, Code.NO_LEDGER})])
 def test_what_is_no_clear_yes_is_unknown(code: Code | None) -> None:
-    assert told(claim(), {"b1": Code.OK, "b2": code, "b3": Code.OK}).outcome == Succeeded(None)
+    assert told(claim(), {"b1": Code.OK, "b2": code, "b3": Code.OK}).outcome == Succeeded(("b2",))
     made = told(claim(), {"b1": code, "b2": Code.OK, "b3": code})
     assert isinstance(error_of(made), BookieUnavailableError)
     assert "none of b1, b3: check that" in str(error_of(made))

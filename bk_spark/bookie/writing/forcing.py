@@ -75,8 +75,8 @@ class LacSender:
 
     async def claim(
         self, ledger_id: int, quorum: Quorum, ensemble: Sequence[str], choose_last: Callable[[str], None]
-    ) -> None:
-        """Tell the bookies of a new ledger its password: see :class:`LedgerClaim`, also for errors."""
+    ) -> tuple[str, ...]:
+        """Tell the bookies of a new ledger its password: see :class:`LedgerClaim`, also for result and errors."""
 
         async def told(bookie_id: str) -> PasswordTold:
             return PasswordTold(bookie_id, await self._send(ledger_id, bookie_id, NO_ENTRY))
@@ -88,12 +88,12 @@ class LacSender:
             return None
 
         machine = LedgerClaim(ledger_id, quorum, ensemble)
-        runner = AsyncRunner[TellPassword | ChooseLast, ClaimEvent, None](
+        runner = AsyncRunner[TellPassword | ChooseLast, ClaimEvent, tuple[str, ...]](
             machine, perform, what=f"claim of ledger {ledger_id}"
         )
         runner.run()
         try:
-            await runner.result()
+            return await runner.result()
         finally:
             await runner.stop()
 

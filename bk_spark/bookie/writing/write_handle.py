@@ -131,12 +131,17 @@ class WriteHandle:
         self._runner.run()
         await self._performer.connections.connected()
 
-    async def claim(self) -> None:
+    async def claim(self) -> tuple[str, ...]:
         """Make the bookies of the ensemble know the ledger's password before its first entry.
 
         From then on they refuse others who use the ledger's id. Those that do not answer are not waited for, if the
         others suffice for a recovery. They are replaced if they refuse entries. If a bookie is replaced later, it is by
         one that takes the password.
+
+        Returns
+        -------
+        tuple of str
+            The bookies that did not answer. New ledgers get other bookies, as far as there are some.
 
         Raises
         ------
@@ -149,8 +154,9 @@ class WriteHandle:
         assert self._lac_sender is not None
         self._performer.claims = True
         quorum, ensemble = self.metadata.quorum, tuple(self.machine.ensemble.members)
-        await self._lac_sender.claim(self.ledger_id, quorum, ensemble, self._performer.choose_last)
+        silent = await self._lac_sender.claim(self.ledger_id, quorum, ensemble, self._performer.choose_last)
         self.machine.password_is_known = True
+        return silent
 
     async def append(self, payload: Buffer) -> int:
         """Append one entry.

@@ -16,7 +16,6 @@ AskList        ask the current list of segments               Answered
 ReadTimer      read a monotonic clock                         TimerRead
 Pause          wait a random time of about this length        Done
 CreateLedger   create and register a ledger                   Created, Conflict, Failed
-ClaimLedger    make bookies know its password                 Done, Failed
 CloseLedger    drain and close a ledger made by CreateLedger  Closed, Failed
 RecoverLedger  fence and close any ledger                     Closed, Failed
 RecoverLedgers the same for many, several at once             Recovered, Failed
@@ -160,13 +159,6 @@ class CreateLedger:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimLedger:
-    """Of a ledger made by CreateLedger, before its first entry."""
-
-    ledger_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class CloseLedger:
     """Wait until everything sent to a ledger of this process is acknowledged, and close the ledger there."""
 
@@ -234,15 +226,7 @@ class Warn:
 
 
 LedgerAction = (
-    CreateLedger
-    | ClaimLedger
-    | CloseLedger
-    | AbandonLedger
-    | RecoverLedger
-    | RecoverLedgers
-    | WriteLedger
-    | ReadEntry
-    | IsLedgerOpen
+    CreateLedger | CloseLedger | AbandonLedger | RecoverLedger | RecoverLedgers | WriteLedger | ReadEntry | IsLedgerOpen
 )
 
 Action = (

@@ -17,7 +17,6 @@ from bk_spark.log.core.steps import (
     Action,
     Answered,
     AskList,
-    ClaimLedger,
     CloseLedger,
     Conflict,
     Created,
@@ -53,7 +52,7 @@ from bk_spark.log.core.steps import (
     Warn,
     WriteLedger,
 )
-from bk_spark.log.core.tail.writer_actions import WriterAction
+from bk_spark.log.core.tail.writer_actions import Claimed, ClaimLedger, WriterAction
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.settings import LogSettings, decode_settings
 from bk_spark.log.io.ledgers import LogLedgers
@@ -222,8 +221,7 @@ class _Performer:
                 case CreateLedger(register):
                     return Created(ledgers.create(register).ledger_id)
                 case ClaimLedger(ledger_id):
-                    ledgers.claim(ledger_id)
-                    return Done()
+                    return Claimed(ledgers.claim(ledger_id))
                 case CloseLedger(ledger_id):
                     return ledgers.close(ledger_id)
                 case AbandonLedger(ledger_id):

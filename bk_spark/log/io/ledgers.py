@@ -66,10 +66,10 @@ class LogLedgers:
         self._writers[writer.ledger_id] = writer
         return writer
 
-    def claim(self, ledger_id: int) -> None:
-        """Check that bookies take the log's password for a ledger that was just created here. Raises
-        UnauthorizedError if somebody has used its id with another password."""
-        self._writers[ledger_id].claim()
+    def claim(self, ledger_id: int) -> tuple[str, ...]:
+        """Check that bookies take the log's password for a ledger that was just created here. Return those that did not
+        answer. Raises UnauthorizedError if somebody has used its id with another password."""
+        return self._writers[ledger_id].claim()
 
     def writer(self, ledger_id: int) -> BlockingWriter:
         """Return the writer of a ledger that was created here and is not closed."""

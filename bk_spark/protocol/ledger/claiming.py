@@ -7,8 +7,10 @@ the fencing of a recovery. Each bookie of the ensemble is told the ledger's pass
 * A bookie that says nothing may refuse the ledger later: unknown is not "not used". A recovery goes on without the
   bookies that refuse it if the others suffice (:func:`bk_spark.protocol.quorum.covered`). So the same number must have
   taken the password. Then nothing that the silent ones may know can keep the ledger open.
-* Once these have, the others get :data:`PATIENCE_MS`, so that one bookie that hangs costs this and no more.
-* Without these the ledger is of no use either.
+* Once these have, the others get :data:`PATIENCE_MS`, so that one bookie that hangs costs this and no more. The result
+  names those that were silent. Readers cannot tell what such a bookie may hold from the ledger's entries, unless the
+  digest has a key.
+* If too few have, the ledger is of no use.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class PasswordTold:
 
 @dataclass(frozen=True, slots=True)
 class ChooseLast:
-    """The bookie said nothing, and the ledger needed it: choose it last for other ledgers."""
+    """The bookie said nothing: choose it last for other ledgers."""
 
     bookie_id: str
 
@@ -71,11 +73,12 @@ ClaimEvent = PasswordTold | TimerFired
 class LedgerClaim:
     """Claims one ledger. A machine (:mod:`bk_spark.protocol.machine`).
 
-    Ends with UnauthorizedError if the id was used before, and with BookieUnavailableError if too few bookies answer.
+    The result names the bookies that have not taken the password. Ends with UnauthorizedError if the id was used
+    before, and with BookieUnavailableError if too few bookies answer.
     """
 
     def __init__(self, ledger_id: int, quorum: Quorum, ensemble: Sequence[str]) -> None:
-        self.outcome: Succeeded[None] | EndedBy | None = None
+        self.outcome: Succeeded[tuple[str, ...]] | EndedBy | None = None
         self._ledger_id = ledger_id
         self._quorum = quorum
         self._answers = dict.fromkeys(ensemble, Answer.UNHEARD)
@@ -109,7 +112,8 @@ class LedgerClaim:
         waits = Answer.UNHEARD in self._answers.values()
         if covered(self._quorum, list(self._answers.values())):
             if not waits or not self._is_patient:
-                self.outcome = Succeeded(None)
+                self._actions += map(ChooseLast, self.silent)
+                self.outcome = Succeeded(self.silent)
         elif not waits:
             self._actions += map(ChooseLast, self.silent)
             self.fail(

@@ -16,7 +16,6 @@ from bk_spark.log.core.steps import (
     AbandonLedger,
     Action,
     Answered,
-    ClaimLedger,
     Closed,
     CloseLedger,
     Conflict,
@@ -39,6 +38,8 @@ from bk_spark.log.core.tail.writer_actions import (
     Acknowledged,
     AskConfirmed,
     AskFailure,
+    Claimed,
+    ClaimLedger,
     FlushLedger,
     SendEntries,
     Sent,
@@ -169,11 +170,13 @@ class ModelLedgers:
                 return Failed(MetadataUnavailableError("model"))
         return Created(ledger_id)
 
-    def _claim(self, ledger_id: int, *, fails: bool) -> Done | Failed:
+    def _claim(self, ledger_id: int, *, fails: bool) -> Claimed | Failed:
         if fails:
+            if self._random.random() < 0.5:
+                return Claimed(("b3",))
             self.all[ledger_id].used_before = True
             return Failed(UnauthorizedError("model: its id was used before", ledger_id=ledger_id))
-        return Done()
+        return Claimed()
 
     def _write(self, session: Session, register: LedgerRegistrar, entries: tuple[bytes, ...], *, fails: bool) -> Event:
         created = self._create(session, register, fails=fails)

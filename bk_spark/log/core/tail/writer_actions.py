@@ -3,6 +3,7 @@
 ============== ============================================== ==============================================
 action         meaning                                        events
 ============== ============================================== ==============================================
+ClaimLedger    make bookies know a ledger's password          Claimed, Failed
 UseTail        write to this ledger from now on               Done
 SendEntries    hand entries over for sending                  Sent, Failed
 FlushLedger    wait until what was sent is acknowledged       Acknowledged, Failed
@@ -20,6 +21,13 @@ from dataclasses import dataclass
 
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLedger:
+    """Of a ledger that this process created, before its first entry."""
+
+    ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,14 @@ class TakeTurn:
     """Until this machine ends, no other machine of the writer runs."""
 
 
-WriterAction = UseTail | SendEntries | FlushLedger | AskConfirmed | AskFailure | WatchOwner | TakeTurn
+WriterAction = ClaimLedger | UseTail | SendEntries | FlushLedger | AskConfirmed | AskFailure | WatchOwner | TakeTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Bookies took the password: as many as a recovery needs. Those in ``silent`` did not answer."""
+
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +101,4 @@ class Acknowledged:
     last_entry: int
 
 
-WriterEvent = Sent | Acknowledged
+WriterEvent = Claimed | Sent | Acknowledged

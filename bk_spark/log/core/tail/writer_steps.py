@@ -14,7 +14,6 @@ from bk_spark.log.core.reading import children_steps, read_steps, sync_steps
 from bk_spark.log.core.registrations import MakeZnodes, registrar
 from bk_spark.log.core.steps import (
     AbandonLedger,
-    ClaimLedger,
     Closed,
     CloseLedger,
     Conflict,
@@ -34,6 +33,7 @@ from bk_spark.log.core.tail.tail_changes import (
     TailPlace,
     writer_run,
 )
+from bk_spark.log.core.tail.writer_actions import Claimed, ClaimLedger
 from bk_spark.log.formats.names import WRITERS, LogPaths
 from bk_spark.log.formats.znodes import Owner
 from bk_spark.protocol.errors import (
@@ -53,7 +53,7 @@ from bk_spark.protocol.errors import (
 #: somebody else had used their ids.
 _MAX_LEDGERS: Final = 5
 
-#: Of these, ledgers whose bookies did not answer. Each takes as long as the timeout of adds.
+#: Of these, ledgers of which too few bookies answered. Each takes as long as the timeout of adds.
 _MAX_SILENT: Final = 2
 
 Clock = Callable[[], int]
@@ -120,12 +120,12 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
     """Create a ledger, registered for ``owner`` but not in the list yet. Raises the ledger client's errors.
 
     Whoever may write to bookies may have used its id with another password. They would refuse the writer's entries, and
-    a tail that they refuse cannot be sealed. So they are asked first, and another ledger is taken. If too few answer,
-    the next ledger has other bookies, as far as there are some.
+    a tail that they refuse cannot be sealed. So they are asked first, and another ledger is taken. If some do not
+    answer, another ledger is taken once, which has other bookies as far as there are some.
     """
     run_path = writer_run(paths, owner.writer_id)
     refused: BookKeeperError | None = None
-    silent = 0
+    silent, may_pass_over = 0, True
     for _ in range(_MAX_LEDGERS):
         yield from change_steps(MakeZnodes(paths, paths.runs_at(WRITERS), run_path), now_ms)
         event = yield CreateLedger(registrar(paths, run_path))
@@ -137,9 +137,14 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
             continue
         assert isinstance(event, Created), event
         claimed = yield ClaimLedger(event.ledger_id)
-        if not isinstance(claimed, Failed):
+        assert isinstance(claimed, Claimed | Failed), claimed
+        if isinstance(claimed, Claimed) and not (claimed.silent and may_pass_over):
             return event.ledger_id
         yield AbandonLedger(event.ledger_id)
+        if isinstance(claimed, Claimed):
+            may_pass_over = False
+            yield Warn(f"new ledger {event.ledger_id} is left unused: no answer from {', '.join(claimed.silent)}")
+            continue
         silent += isinstance(claimed.error, PeerError)
         if silent == _MAX_SILENT or not isinstance(claimed.error, PeerError | UnauthorizedError):
             raise claimed.error
