@@ -1,6 +1,8 @@
 """Certificates of a local cluster: an authority, and one certificate for bookies and one for clients, from it.
 
-They are for trials. Everything is in the folder ``tls`` of the cluster's directory, readable by its owner alone.
+They are for trials. They have the extensions that RFC 5280 asks for, because Python from 3.13 on and other strict
+verifiers refuse certificates without them. Everything is in the folder ``tls`` of the cluster's directory, readable by
+its owner alone.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ def prepare(directory: Path) -> None:
     authority = (
         _begun(name, name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(True, 0), True)
+        .add_extension(_usage(authority=True), True)
         .sign(authority_key, hashes.SHA256())
     )
     _write(folder / "ca.pem", authority.public_bytes(Encoding.PEM))
@@ -63,6 +66,9 @@ def prepare(directory: Path) -> None:
         hosts = [x509.IPAddress(ipaddress.ip_address(LOOPBACK)), x509.DNSName("localhost")]
         certificate = (
             _begun(_name(who), name, key.public_key())
+            .add_extension(x509.BasicConstraints(False, None), True)
+            .add_extension(_usage(authority=False), True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False)
             .add_extension(x509.ExtendedKeyUsage(uses), False)
             .add_extension(x509.SubjectAlternativeName(hosts), False)
             .sign(authority_key, hashes.SHA256())
@@ -103,6 +109,23 @@ def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + _VALID)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
+    )
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    """An authority signs certificates and revokes them. The others sign handshakes: keys of elliptic curves cannot
+    encipher."""
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
     )
 
 

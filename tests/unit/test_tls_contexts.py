@@ -13,6 +13,7 @@ from bk_spark.bookie.tls.settings import TlsSettings
 from bk_spark.bookie.tls.suites import SUITES, restrict
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.settings.setting import settings_of
+from bookie_server.local.certificates import bookie_keys, prepare
 from tests.support.certificates import PASSWORD, identity, write_pem
 
 _SETTINGS = settings_of(TlsSettings)
@@ -197,3 +198,20 @@ def test_no_side_renegotiates(pem: dict[str, str]) -> None:
     """A peer could ask for it again and again. OpenSSL 3 refuses a client's wish by default, 1.1.1 does not."""
     for server_side in (True, False):
         assert contexts(pem, server_side=server_side).context.options & ssl.OP_NO_RENEGOTIATION
+
+
+@pytest.mark.parametrize("who", ["client", "bookie"])
+def test_certificates_of_a_local_cluster_satisfy_strict_verifiers(tmp_path: Path, who: str) -> None:
+    """Those of Python from 3.13 on are strict by default."""
+    prepare(tmp_path)
+    of_bookie = {key: value for key, value in bookie_keys(tmp_path).items() if key in _FIELDS}
+    of_caller = of_bookie | {
+        "tlsKeyStore": str(tmp_path / "tls" / f"{who}.key"),
+        "tlsCertificatePath": str(tmp_path / "tls" / f"{who}.pem"),
+    }
+    server, client = contexts(of_bookie).context, contexts(of_caller, server_side=False).context
+    for context in (server, client):
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    called, caller = handshake(client=client, server=server, host="127.0.0.1")
+    assert called.getpeercert() is not None
+    assert caller.getpeercert() is not None
