@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +12,8 @@ import pytest
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.net.common.limits import NetConfig
-from bookie_server.net.native import recovery_adds
-from bookie_server.net.native.recovery_adds import RecoveryAdds, due_s
+from bookie_server.net.native.recovery_adds import HeldAdds, RecoveryAdds
+from bookie_server.storage.journal import group_timing
 from tests.support.bookie import KEY, add_frame, stored
 from tests.support.front import HeldBookie, Peer, Times, front, run, until, v3, v3_add
 from tests.support.grpc_front import batch, caller, grpc_front
@@ -50,16 +52,9 @@ async def answered(peer: Peer, version: int, count: int) -> list[int]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let adds of recoveries wait for ever, until the test calls this."""
-    with_names = ("_NEXT_WAIT_S", "_MOST_WAIT_S")
-    for name in with_names:
-        monkeypatch.setattr(recovery_adds, name, NEVER_S)
+    for name in ("NEXT_WAIT_S", "MOST_WAIT_S"):
+        monkeypatch.setattr(group_timing, name, NEVER_S)
     return monkeypatch.undo
-
-
-def test_adds_wait_for_the_next_one_and_not_for_ever() -> None:
-    for last_s, after_s in ((0.0, 0.001), (0.002, 0.003), (0.003, 0.004), (0.0035, 0.004)):
-        assert due_s(NOW_S, NOW_S + last_s, is_stream=False) == NOW_S + after_s
-    assert due_s(NOW_S, NOW_S, is_stream=True) == NOW_S + 0.004
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -246,16 +241,66 @@ class Clock:
         self.looks.append((when_s, look))
         return object()
 
-    def pass_until(self, until_s: float, adds: RecoveryAdds, holder: Holder) -> int:
-        """Let time pass, with an add each 0.4 ms; the number of looks."""
+    def pass_until(self, until_s: float, adds: RecoveryAdds, holder: Holder, each_s: float = 0.0004) -> int:
+        """Let time pass, with an add each ``each_s``; the number of looks."""
         count = 0
         while self.now_s < until_s:
             adds.wait(holder, 1000)
-            self.now_s += 0.0004
+            self.now_s += each_s
             while self.looks and self.looks[0][0] <= self.now_s:
                 count += 1
                 self.looks.pop(0)[1]()
         return count
+
+
+@pytest.mark.parametrize(("last_ms", "after_ms"), [(0.0, 1.0), (2.0, 3.0), (3.0, 4.0), (3.5, 4.0)])
+def test_adds_wait_for_the_next_one_and_not_for_ever(
+    last_ms: float, after_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, holder = Clock(monkeypatch), Holder()
+    adds = RecoveryAdds()
+    clock.pass_until(NOW_S + last_ms / 1000, adds, holder, each_s=0.0005)
+    adds.wait(holder, 1000)
+    while not holder.stored:
+        when_s, look = clock.looks.pop(0)
+        clock.now_s = when_s
+        look()
+    assert clock.now_s == pytest.approx(NOW_S + after_ms / 1000, abs=1e-6)
+
+
+def test_held_adds_are_taken_in_order_with_the_time_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, holder = Clock(monkeypatch), Holder()
+    adds = RecoveryAdds()
+    held = HeldAdds[str](adds)
+    for taken, begun_s in ((["a", "b"], NOW_S), (["c"], NOW_S + 1)):
+        clock.now_s = begun_s
+        for each in taken:
+            held.hold(holder, each, 100)
+            clock.now_s += 0.0001
+        assert adds.size_bytes == 100 * len(taken)
+        adds.store()
+        assert held.take() == (taken, begun_s)
+        assert not held.adds
+    assert holder.stored == 2
+
+
+def test_a_handler_that_held_adds_is_freed_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handler(Holder):
+        def __init__(self, adds: RecoveryAdds) -> None:
+            self.held = HeldAdds[str](adds)
+
+    Clock(monkeypatch)
+    adds = RecoveryAdds()
+    handler = Handler(adds)
+    handler.held.hold(handler, "a", 100)
+    adds.store()
+    left = weakref.ref(handler)
+    gc.disable()
+    try:
+        del handler
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_half_a_megabyte_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.proto import bookie_pb2 as pb
 from bk_spark.protocol.wire.batches import Entries, batch_entries, parse_with_records
 from bookie_server.net.grpc.calls import Call, Context, Stuck, number
+from bookie_server.net.native.recovery_adds import HeldAdds
 from bookie_server.net.native.shared import Shared
 from bookie_server.storage.records import Records
 
@@ -40,9 +41,8 @@ class AddCall(Call):
         self._max_entries = most if most else shared.config.max_frame_bytes
         self._pending_bytes = 0
         self._answers: deque[tuple[pb.AddAnswer, int]] = deque()
-        #: Batches of recoveries, which wait for more (recovery_adds.py): entries, and bytes of the message.
-        self._held: list[tuple[pb.AddBatch, Entries, int]] = []
-        self._held_since_s = 0.0
+        #: Batches of recoveries, with their entries and the bytes of the message.
+        self._held = HeldAdds[tuple[pb.AddBatch, Entries, int]](shared.recovery_adds)
         #: Set when something has changed for the reader, and for the writer.
         self._changed = asyncio.Event()
         self._answered = asyncio.Event()
@@ -105,23 +105,20 @@ class AddCall(Call):
         self._add(batch, entries, len(data))
 
     def _add(self, batch: pb.AddBatch, entries: Entries, size_bytes: int) -> None:
-        now_s = asyncio.get_running_loop().time()
         if batch.recovery:
-            if not self._held:
-                self._held_since_s = now_s
-            self._held.append((batch, entries, size_bytes))
-            self.shared.recovery_adds.wait(self, size_bytes)
+            self._held.hold(self, (batch, entries, size_bytes), size_bytes)
             return
-        if self._held:
+        now_s = asyncio.get_running_loop().time()
+        if self._held.adds:
             self.store_held()
         self._store(batch, entries, size_bytes, now_s)
 
     def store_held(self) -> None:
         """Let the bookie store the batches that waited for more."""
-        held, self._held = self._held, []
+        held, since_s = self._held.take()
         with self.requests.charged():
             for batch, entries, size_bytes in held:
-                self._store(batch, entries, size_bytes, self._held_since_s)
+                self._store(batch, entries, size_bytes, since_s)
 
     def _store(self, batch: pb.AddBatch, entries: Entries, size_bytes: int, begun: float) -> None:
         batch_id, allowed = batch.batch_id, self.requests.adds_allowed(len(entries.entry_ids))

@@ -11,11 +11,12 @@ No other request waits for them. Whoever has no answer yet to an add cannot know
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
-#: How long adds wait for the next one, and for all others.
-_NEXT_WAIT_S: Final = 0.001
-_MOST_WAIT_S: Final = 0.004
+from bookie_server.storage.journal.group_timing import MOST_WAIT_S, NEXT_WAIT_S, due_s
+
+_Adds = TypeVar("_Adds")
+
 #: This many bytes of all connections do not wait for more.
 _MOST_BYTES: Final = 512 * 1024
 
@@ -50,7 +51,8 @@ class RecoveryAdds:
         if self.size_bytes >= _MOST_BYTES:
             self.store()
         elif self._look is None:
-            self._look = self._loop.call_at(due_s(now_s, now_s, is_stream=self._is_stream), self._look_at)
+            waits_s = now_s + MOST_WAIT_S if self._is_stream else due_s(now_s, now_s)
+            self._look = self._loop.call_at(waits_s, self._look_at)
 
     def store(self) -> None:
         """Let all holders store now."""
@@ -64,15 +66,33 @@ class RecoveryAdds:
         if not self._holders:
             return
         now_s = self._loop.time()
-        waits_s = due_s(self._since_s, self._last_s, is_stream=False)
+        waits_s = due_s(self._since_s, self._last_s)
         if waits_s > now_s:
             self._look = self._loop.call_at(waits_s, self._look_at)
             return
-        self._is_stream = now_s - self._last_s < _NEXT_WAIT_S
+        self._is_stream = now_s - self._last_s < NEXT_WAIT_S
         self.store()
 
 
-def due_s(since_s: float, last_s: float, *, is_stream: bool) -> float:
-    """When adds are stored of which the first came at ``since_s`` and the last at ``last_s``."""
-    most_s = since_s + _MOST_WAIT_S
-    return most_s if is_stream else min(most_s, last_s + _NEXT_WAIT_S)
+class HeldAdds(Generic[_Adds]):
+    """The adds that one handler holds. The handler owns this, so it is not kept here: both are freed at once."""
+
+    __slots__ = ("_recovery_adds", "_since_s", "adds")
+
+    def __init__(self, recovery_adds: RecoveryAdds) -> None:
+        #: In the order in which they came.
+        self.adds: list[_Adds] = []
+        self._recovery_adds = recovery_adds
+        self._since_s = 0.0
+
+    def hold(self, holder: Holder, adds: _Adds, size_bytes: int) -> None:
+        """Let ``adds`` of ``size_bytes`` wait for more. Then ``store_held`` of ``holder`` takes them."""
+        if not self.adds:
+            self._since_s = asyncio.get_running_loop().time()
+        self.adds.append(adds)
+        self._recovery_adds.wait(holder, size_bytes)
+
+    def take(self) -> tuple[list[_Adds], float]:
+        """Return what is held, to store it, and when the first of it came."""
+        adds, self.adds = self.adds, []
+        return adds, self._since_s

@@ -22,6 +22,7 @@ from bk_spark.protocol.wire.wire_v2 import AddRun, Auth, BadVersion, BatchRead, 
 from bookie_server.entry_reader import MAX_LEDGERS, ReadPart
 from bookie_server.net.common.access.rights import FENCE, READ
 from bookie_server.net.native.fences import is_durable
+from bookie_server.net.native.recovery_adds import HeldAdds
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import LENGTH_BYTES, Records
@@ -47,9 +48,7 @@ class RequestsV2:
         self._bookie = context.shared.bookie
         self._max_batch_read_bytes = context.shared.config.max_batch_read_bytes
         self._loop = asyncio.get_running_loop()
-        #: Adds of recoveries, which wait for more (recovery_adds.py).
-        self._held: list[AddRun] = []
-        self._held_since_s = 0.0
+        self._held = HeldAdds[AddRun](context.shared.recovery_adds)
 
     def handle(self, frames: Frames) -> int:
         """Handle some of ``frames`` and return how many: not all if they are requests of many kinds.
@@ -85,21 +84,18 @@ class RequestsV2:
 
     def _add(self, run: AddRun) -> None:
         if run.flags & _RECOVERY_ADD:
-            if not self._held:
-                self._held_since_s = self._loop.time()
-            self._held.append(run)
-            self._context.shared.recovery_adds.wait(self, len(run.records))
+            self._held.hold(self, run, len(run.records))
             return
-        if self._held:
+        if self._held.adds:
             self.store_held()
         self._store(run, self._loop.time())
 
     def store_held(self) -> None:
         """Let the bookie store the adds that waited for more."""
-        held, self._held = self._held, []
+        held, since_s = self._held.take()
         with self._context.charged():
             for run in held:
-                self._store(run, self._held_since_s)
+                self._store(run, since_s)
 
     def _store(self, run: AddRun, begun: float) -> None:
         context, version, count = self._context, run.version, len(run.entry_ids)

@@ -7,7 +7,6 @@ protobuf request waits, only the numbers that its answer needs are kept.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
 import numpy as np
@@ -19,17 +18,17 @@ from bk_spark.protocol.wire.auth_frames import AUTH_DISABLED
 from bk_spark.protocol.wire.framing import Frames, frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.v3 import answer_frames_v3, wire_v3
-from bk_spark.protocol.wire.v3.answer_frames_v3 import BODIES, response, response_about, status
+from bk_spark.protocol.wire.v3.answer_frames_v3 import BODIES, refusal, response, response_about
 from bk_spark.protocol.wire.v3.request_runs_v3 import AddRunV3, ReadRunV3, is_worth_it, segments, uniform_run
 from bookie_server.net.common.access.rights import ADMIN, FENCE, READ, WRITE
 from bookie_server.net.native.gathered_v3 import AddsV3, GatheredAdds
 from bookie_server.net.native.inquiries_v3 import answer_info, answer_list, answer_read_lac
 from bookie_server.net.native.long_polls import LongPoll, answer_long_poll, read_one
+from bookie_server.net.native.recovery_adds import HeldAdds
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.requests_v2 import READ_ROUND_BYTES, RUNS_PER_TURN, distinct_ledgers
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
 
-_LOG: Final = logging.getLogger(__name__)
 #: This many adds or plain reads that arrive one by one cost as much as one other request.
 _PER_RUN: Final = 8
 #: The rights that a request needs. Adds and fences are looked at where they are handled.
@@ -52,9 +51,7 @@ class RequestsV3:
         self._loop = asyncio.get_running_loop()
         self._adds: GatheredAdds | None = None
         self._reads: ReadRunV3 | None = None
-        #: Adds of recoveries, which wait for more (recovery_adds.py).
-        self._held: list[GatheredAdds | AddsV3] = []
-        self._held_since_s = 0.0
+        self._held = HeldAdds[GatheredAdds | AddsV3](context.shared.recovery_adds)
 
     def handle(self, frames: Frames) -> int:
         """Handle some of ``frames`` and return how many: not all if they are requests of many kinds.
@@ -94,7 +91,7 @@ class RequestsV3:
     def _run(self, run: AddRunV3 | ReadRunV3) -> None:
         if isinstance(run, AddRunV3):
             if run.recovery:
-                self._hold(AddsV3.of(run), len(run.records))
+                self._held.hold(self, AddsV3.of(run), len(run.records))
             else:
                 self._store_in_order(AddsV3.of(run))
         else:
@@ -165,12 +162,14 @@ class RequestsV3:
         recovery = add.flag == pb.AddRequest.RECOVERY_ADD and add.HasField("flag")
         kind = add.masterKey, recovery, header.priority > 0
         if recovery:
-            last = self._held[-1] if self._held else None
-            if not isinstance(last, GatheredAdds) or last.kind != kind:
-                last = None
-            gathered = last or GatheredAdds(*kind)
-            gathered.append(header.txnId, add.ledgerId, add.entryId, body)
-            self._hold(None if last else gathered, len(body))
+            last = self._held.adds[-1] if self._held.adds else None
+            if isinstance(last, GatheredAdds) and last.kind == kind:
+                last.append(header.txnId, add.ledgerId, add.entryId, body)
+                self._context.shared.recovery_adds.wait(self, len(body))
+            else:
+                gathered = GatheredAdds(*kind)
+                gathered.append(header.txnId, add.ledgerId, add.entryId, body)
+                self._held.hold(self, gathered, len(body))
             return
         if self._reads is not None or (self._adds is not None and self._adds.kind != kind):
             self._flush()
@@ -178,23 +177,15 @@ class RequestsV3:
             self._adds = GatheredAdds(*kind)
         self._adds.append(header.txnId, add.ledgerId, add.entryId, body)
 
-    def _hold(self, adds: GatheredAdds | AddsV3 | None, size_bytes: int) -> None:
-        """Let ``adds`` wait for more. None: ``size_bytes`` were added to the last ones."""
-        if adds is not None:
-            if not self._held:
-                self._held_since_s = self._loop.time()
-            self._held.append(adds)
-        self._context.shared.recovery_adds.wait(self, size_bytes)
-
     def store_held(self) -> None:
         """Let the bookie store the adds that waited for more."""
-        held, self._held = self._held, []
+        held, since_s = self._held.take()
         with self._context.charged():
             for adds in held:
-                self._add(adds.all() if isinstance(adds, GatheredAdds) else adds, self._held_since_s)
+                self._add(adds.all() if isinstance(adds, GatheredAdds) else adds, since_s)
 
     def _store_in_order(self, adds: AddsV3) -> None:
-        if self._held:
+        if self._held.adds:
             self.store_held()
         self._add(adds, self._loop.time())
 
@@ -395,17 +386,7 @@ class RequestsV3:
         self._context.write("force", 0, self._bookie.force(ledger_id), answer)
 
     def _refuse(self, request: pb.Request, code: Code) -> None:
-        """Answer with only the code, in the envelope and in the body."""
-        operation = request.header.operation
-        asked, answered = BODIES[operation]
-        answer = response(request.header.txnId, operation, code)
-        body = getattr(answer, answered)
-        body.status = status(code)
-        source = getattr(request, asked)
-        for name in ("ledgerId", "entryId"):
-            if name in body.DESCRIPTOR.fields_by_name:
-                setattr(body, name, getattr(source, name))
-        self._send(answer)
+        self._send(refusal(request, code))
 
     def _send(self, answer: pb.Response) -> None:
         self._context.answers.send(frame(answer.SerializeToString()))

@@ -17,9 +17,10 @@ from bookie_server.config.config import BookieConfig
 
 FlushReason = Literal["queue_empty", "max_wait", "threshold"]
 
-#: How long fences of many ledgers wait for the next one, and for all others.
-_NEXT_WAIT_S: Final = 0.001
-_MOST_WAIT_S: Final = 0.004
+#: How long fences of many ledgers wait for the next one, and for all others. So do adds of recoveries, which wait at
+#: the front ends.
+NEXT_WAIT_S: Final = 0.001
+MOST_WAIT_S: Final = 0.004
 
 
 class JournalGroupTiming:
@@ -48,7 +49,12 @@ class JournalGroupTiming:
             return "threshold", 0.0
         if not self._at_once:
             return "max_wait", since_s + self._max_wait_s
-        return "max_wait", min(since_s + _MOST_WAIT_S, last_s + _NEXT_WAIT_S)
+        return "max_wait", due_s(since_s, last_s)
+
+
+def due_s(since_s: float, last_s: float) -> float:
+    """When to write what came between ``since_s`` and ``last_s`` one by one, if more of it is under way."""
+    return min(since_s + MOST_WAIT_S, last_s + NEXT_WAIT_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,15 +45,15 @@ MUTATIONS: Final = (
     Mutation(
         "The reads of a recovery leave its adds together.",
         "bookie_server/net/native/requests_v3.py",
-        "        self._context.shared.recovery_adds.wait(self, size_bytes)\n",
-        "        self.store_held()\n",
+        "self._held.hold(self, gathered, len(body))",
+        "self._held.adds.append(gathered)\n                self.store_held()",
         ("tests/unit/test_net_fences.py::test_the_reads_of_a_recovery_leave_its_adds_together",),
     ),
     Mutation(
         "Adds of a recovery do not wait for ever, though more come.",
         "bookie_server/net/native/recovery_adds.py",
-        "return most_s if is_stream else min(most_s, last_s + _NEXT_WAIT_S)",
-        "return last_s + _NEXT_WAIT_S",
+        "due_s(self._since_s, self._last_s)",
+        "due_s(self._last_s, self._last_s)",
         ("tests/unit/test_net_recovery_adds.py::test_adds_wait_for_the_next_one_and_not_for_ever",),
     ),
     Mutation(
@@ -66,7 +66,7 @@ MUTATIONS: Final = (
     Mutation(
         "An add does not overtake those of a recovery on its connection.",
         "bookie_server/net/native/requests_v3.py",
-        "        if self._held:\n            self.store_held()\n",
+        "        if self._held.adds:\n            self.store_held()\n",
         "",
         ("tests/unit/test_net_recovery_adds.py::test_an_add_of_the_same_connection_does_not_overtake_them[3]",),
     ),

@@ -94,6 +94,20 @@ def response_about(txn_id: int, operation: pb.OperationType, code: Code, ledger_
     return answer
 
 
+def refusal(request: pb.Request, code: Code) -> pb.Response:
+    """Return an answer with only the code, in the envelope and in the body, and the ids of the request."""
+    operation = request.header.operation
+    asked, answered = BODIES[operation]
+    answer = response(request.header.txnId, operation, code)
+    body = getattr(answer, answered)
+    body.status = status(code)
+    source = getattr(request, asked)
+    for name in ("ledgerId", "entryId"):
+        if name in body.DESCRIPTOR.fields_by_name:
+            setattr(body, name, getattr(source, name))
+    return answer
+
+
 # --- adds ---------------------------------------------------------------------------------------
 
 
