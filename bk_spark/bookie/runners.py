@@ -1,6 +1,21 @@
 """Runs machines (:mod:`bk_spark.protocol.machine`): on asyncio, and for callers that block.
 
 A runner decides nothing. It calls a *performer*: a function that does an action and returns the event that answers it.
+
+================ ======================= ========================================================================
+runner           for                     machines
+================ ======================= ========================================================================
+run_blocking     callers that block      one action at a time, no timers
+iterate_blocking callers that block      the same, and some actions find what the caller iterates over
+run_in_turn      asyncio, in one task    one action at a time, no timers
+iterate_in_turn  asyncio, in one task    the same, and some actions find what the caller iterates over
+run_timed        asyncio, in one task    one action at a time, each within the time of a timer
+AsyncRunner      asyncio, task by action any number of actions and timers
+================ ======================= ========================================================================
+
+Nothing else that ships takes the actions of machines, except machines that run others as a part of themselves
+(``tests/unit/test_runners.py``). Loops that are left elsewhere are callers of AsyncRunner. They take what has arrived
+from the machine by its commands, such as blocks of entries, while requests for the next are under way.
 """
 
 from __future__ import annotations
@@ -8,7 +23,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from bk_spark.protocol.errors import BookKeeperError
@@ -19,6 +35,23 @@ _LOG = logging.getLogger(__name__)
 A = TypeVar("A")
 E = TypeVar("E")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(Generic[T, E]):
+    """What an action found for the caller of the run.
+
+    Parameters
+    ----------
+    item
+        What the caller gets.
+    taken
+        Called when the caller asks for the next item. Returns the event that answers the action.
+    """
+
+    item: T
+    taken: Callable[[], E]
 
 
 def run_blocking(machine: Machine[A, E, R], perform: Callable[[A], E]) -> R:
@@ -46,6 +79,36 @@ def run_blocking(machine: Machine[A, E, R], perform: Callable[[A], E]) -> R:
     return _result(machine.outcome)
 
 
+def iterate_blocking(machine: Machine[A, E, R], perform: Callable[[A], E | HandOver[T, E]]) -> Generator[T, None, R]:
+    """Run a sequential machine in this thread, as :func:`run_blocking` does, and yield what its actions find.
+
+    Closing this generator ends the run at once. The machine is not told.
+
+    Parameters
+    ----------
+    machine
+        It must start no timers.
+    perform
+        Does an action and returns the event, or :class:`HandOver`. Its exceptions go to ``machine.fail``.
+
+    Yields
+    ------
+    The items handed over. At the end this raises the machine's error, or returns its result.
+    """
+    while machine.outcome is None:
+        for action in machine.take_actions():
+            try:
+                found = perform(action)
+            except Exception as error:
+                machine.fail(error)
+                continue
+            if isinstance(found, HandOver):
+                yield found.item
+                found = found.taken()
+            machine.handle(found)
+    return _result(machine.outcome)
+
+
 async def run_in_turn(machine: Machine[A, E, R], perform: Callable[[A], Awaitable[E]]) -> R:
     """Run a sequential machine to its end, in this task: :func:`run_blocking` for asyncio.
 
@@ -59,6 +122,60 @@ async def run_in_turn(machine: Machine[A, E, R], perform: Callable[[A], Awaitabl
                 machine.fail(error)
             else:
                 machine.handle(event)
+    return _result(machine.outcome)
+
+
+async def iterate_in_turn(
+    machine: Machine[A, E, None], perform: Callable[[A], Awaitable[E | HandOver[T, E]]]
+) -> AsyncGenerator[T, None]:
+    """Run a sequential machine in this task and yield what its actions find: :func:`iterate_blocking` for asyncio.
+
+    A cancellation ends the run at once, and so does closing this generator. The machine is not told.
+    """
+    while machine.outcome is None:
+        for action in machine.take_actions():
+            try:
+                found = await perform(action)
+            except Exception as error:
+                machine.fail(error)
+                continue
+            if isinstance(found, HandOver):
+                yield found.item
+                found = found.taken()
+            machine.handle(found)
+    _result(machine.outcome)
+
+
+async def run_timed(machine: Machine[A | StartTimer, E, R], perform: Callable[[A], Awaitable[E]]) -> R:
+    """Run a sequential machine to its end, in this task. It starts a timer before each action, which bounds it.
+
+    This makes no task for an action: it is for requests that are short and many.
+
+    Parameters
+    ----------
+    machine
+        It must accept :class:`~bk_spark.protocol.machine.TimerFired`, and return a timer and one action each time.
+    perform
+        Does an action and returns the event. It is cancelled when the timer fires. Its exceptions go to
+        ``machine.fail``, but TimeoutError counts as the timer's.
+
+    Returns
+    -------
+    The machine's result. Raises the machine's error.
+    """
+    while machine.outcome is None:
+        timer, action = machine.take_actions()
+        assert isinstance(timer, StartTimer), timer
+        assert not isinstance(action, StartTimer), action
+        try:
+            async with asyncio.timeout(timer.after_ms / 1000):
+                event = await perform(action)
+        except TimeoutError:
+            event = cast(E, TimerFired(timer.name))
+        except Exception as error:
+            machine.fail(error)
+            continue
+        machine.handle(event)
     return _result(machine.outcome)
 
 

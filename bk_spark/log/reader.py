@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from bk_spark.bookie.blocking import BlockingReader
-from bk_spark.bookie.runners import run_blocking
+from bk_spark.bookie.runners import HandOver, iterate_blocking, run_blocking
 from bk_spark.log.core.readers.follow import Follow
 from bk_spark.log.core.readers.read_range import ReadRange, readable_end_steps
 from bk_spark.log.core.readers.reader_actions import (
@@ -49,7 +49,7 @@ from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange
-from bk_spark.protocol.machine import EndedBy, StepMachine
+from bk_spark.protocol.machine import StepMachine
 
 #: Assumed size of a part of an open tail, whose size the list does not hold. Too large to be read ahead at once.
 _UNKNOWN_BYTES: Final = 1 << 30
@@ -127,6 +127,15 @@ def block_of_tail(tail: Segment, block: EntryBlock) -> LogBlock:
     """Return entries of an open tail with their offsets."""
     base = tail.base_offset + block.first_entry_id - tail.first_entry
     return LogBlock(base, tail.ledger_id, tail.commit_time_ms, block)
+
+
+#: A block for the caller. Once the caller is done with it, the machine receives ``Delivered``.
+BlockFound: TypeAlias = HandOver[LogBlock, ReaderEvent]
+
+
+def block_found(block: LogBlock, now_ms: Callable[[], float]) -> BlockFound:
+    """Return a block for the caller to take. ``now_ms`` tells the time, of a monotonic clock."""
+    return HandOver(block, lambda: Delivered(block.end_offset, now_ms()))
 
 
 class LogReader:
@@ -271,7 +280,7 @@ class LogReader:
 
 
 class _Performer:
-    """Performs the actions of machines that read entries. Returns blocks for the caller to hand over."""
+    """Performs the actions of machines that read entries."""
 
     def __init__(self, reader: LogReader, snapshot: LogSnapshot | None = None) -> None:
         self._reader = reader
@@ -280,30 +289,17 @@ class _Performer:
 
     def blocks(self, steps: Generator[ReaderAction, ReaderEvent, None]) -> Generator[LogBlock, None, None]:
         """Run a machine and yield the blocks that it reads. Raises the machine's error."""
-        machine = StepMachine(steps)
         try:
-            while machine.outcome is None:
-                for action in machine.take_actions():
-                    try:
-                        found = self.perform(action)
-                    except Exception as error:
-                        machine.fail(error)
-                        continue
-                    if isinstance(found, LogBlock):
-                        yield found
-                        found = Delivered(found.end_offset, _now_ms())
-                    machine.handle(found)
+            yield from iterate_blocking(StepMachine(steps), self.perform)
         finally:
             self._end()
-        if isinstance(machine.outcome, EndedBy):
-            raise machine.outcome.error
 
     def perform_event(self, action: ReaderAction) -> ReaderEvent:
         found = self.perform(action)
-        assert not isinstance(found, LogBlock), action
+        assert not isinstance(found, HandOver), action
         return found
 
-    def perform(self, action: ReaderAction) -> ReaderEvent | LogBlock:
+    def perform(self, action: ReaderAction) -> ReaderEvent | BlockFound:
         reader = self._reader
         match action:
             case Arm():
@@ -337,15 +333,15 @@ class _Performer:
         assert self._snapshot is not None
         return self._snapshot
 
-    def _begin(self, blocks: Generator[LogBlock, None, None]) -> ReaderEvent | LogBlock:
+    def _begin(self, blocks: Generator[LogBlock, None, None]) -> ReaderEvent | BlockFound:
         self._end()
         self._blocks = blocks
         return self._next()
 
-    def _next(self) -> ReaderEvent | LogBlock:
+    def _next(self) -> ReaderEvent | BlockFound:
         assert self._blocks is not None
         block = next(self._blocks, None)
-        return Ended() if block is None else block
+        return Ended() if block is None else block_found(block, _now_ms)
 
     def _end(self) -> None:
         if self._blocks is not None:

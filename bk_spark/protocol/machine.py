@@ -23,8 +23,8 @@ Rules:
 * An action that can be cancelled has a ``request_id``. :class:`StopRequest` cancels it.
 * A machine that needs time returns :class:`StartTimer` and receives :class:`TimerFired`. Timeouts, pauses and retry
   limits belong to machines, not to runners.
-* A *runner* decides nothing. It performs each action and passes the events back. There is one for each runtime: asyncio
-  and blocking in :mod:`bk_spark.bookie.runners`, and that of the simulators.
+* A *runner* decides nothing. It performs each action and passes the events back. Those for asyncio and for callers that
+  block are in :mod:`bk_spark.bookie.runners`. The simulators have their own.
 
 A sequential machine is easiest to read as a generator that yields actions and receives events. :class:`StepMachine`
 turns a generator into a machine.

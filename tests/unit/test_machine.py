@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Generator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import pytest
 
-from bk_spark.bookie.runners import AsyncRunner, run_blocking, run_in_turn
+from bk_spark.bookie.runners import (
+    AsyncRunner,
+    HandOver,
+    iterate_blocking,
+    iterate_in_turn,
+    run_blocking,
+    run_in_turn,
+    run_timed,
+)
 from bk_spark.protocol.machine import EndedBy, StartTimer, StepMachine, StopRequest, StopTimer, Succeeded, TimerFired
 
 pytestmark = pytest.mark.unit
@@ -93,6 +102,138 @@ def test_a_cancelled_run_ends_at_once_and_takes_no_further_action() -> None:
             await run
         assert machine.outcome is None
         assert taken == [0]
+
+    asyncio.run(check())
+
+
+class Finder:
+    """Performs the actions of :func:`adding`: hands 0 and 2 over, raises at 1, answers others. Notes what happens."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def __call__(self, action: int) -> int | HandOver[str, int]:
+        self.notes.append(f"asked {action}")
+        if action == 1:
+            raise LookupError
+        return HandOver(f"item {action}", lambda: self._taken(action)) if action < 3 else action
+
+    async def in_turn(self, action: int) -> int | HandOver[str, int]:
+        await asyncio.sleep(0)
+        return self(action)
+
+    def _taken(self, action: int) -> int:
+        self.notes.append(f"taken {action}")
+        return action
+
+
+_ITERATED = ["asked 0", "got item 0", "taken 0", "asked 1", "asked 2", "got item 2", "taken 2", "asked 3"]
+
+
+def test_a_caller_iterates_over_what_actions_find() -> None:
+    """The machine goes on only when the caller asks for the next item."""
+    finder = Finder()
+    results: list[int] = []
+
+    def iterate() -> Generator[str, None, None]:
+        results.append((yield from iterate_blocking(StepMachine(adding(4)), finder)))
+
+    for item in iterate():
+        finder.notes.append(f"got {item}")
+    assert results == [0 + 100 + 2 + 3]
+    assert finder.notes == _ITERATED
+
+
+def test_a_task_iterates_over_what_actions_find() -> None:
+    finder = Finder()
+
+    def steps() -> Generator[int, int, None]:
+        assert (yield from adding(4)) == 0 + 100 + 2 + 3
+        finder.notes.append("ended")
+
+    async def check() -> None:
+        async for item in iterate_in_turn(StepMachine(steps()), finder.in_turn):
+            finder.notes.append(f"got {item}")
+
+    asyncio.run(check())
+    assert finder.notes == [*_ITERATED, "ended"]
+
+
+def test_who_iterates_gets_the_error_of_the_machine() -> None:
+    def steps() -> Generator[int, int, None]:
+        yield 0
+        raise ZeroDivisionError
+
+    async def check() -> None:
+        items = iterate_in_turn(StepMachine(steps()), Finder().in_turn)
+        assert await anext(items) == "item 0"
+        with pytest.raises(ZeroDivisionError):
+            await anext(items)
+
+    blocking = iterate_blocking(StepMachine(steps()), Finder())
+    assert next(blocking) == "item 0"
+    with pytest.raises(ZeroDivisionError):
+        next(blocking)
+    asyncio.run(check())
+
+
+def test_who_iterates_no_longer_ends_the_run_at_once() -> None:
+    """The machine is not told: it would go on to the next action."""
+    blocking, in_turn = Finder(), Finder()
+
+    async def check() -> None:
+        async with aclosing(iterate_in_turn(StepMachine(adding(4)), in_turn.in_turn)) as items:
+            assert await anext(items) == "item 0"
+
+    items = iterate_blocking(StepMachine(adding(4)), blocking)
+    assert next(items) == "item 0"
+    items.close()
+    asyncio.run(check())
+    assert blocking.notes == in_turn.notes == ["asked 0"]
+
+
+class Patient:
+    """Asks twice, each time within a time. The result is what happened."""
+
+    def __init__(self, patience_ms: float) -> None:
+        self.patience_ms = patience_ms
+        self.heard: list[object] = []
+        self.outcome: Succeeded[list[object]] | EndedBy | None = None
+        self._ready = True
+
+    def take_actions(self) -> list[str | StartTimer]:
+        ready, self._ready = self._ready, False
+        return [StartTimer("patience", self.patience_ms), f"ask {len(self.heard)}"] if ready else []
+
+    def handle(self, event: object) -> None:
+        self.heard.append(event)
+        self._ready = True
+        if len(self.heard) == 2:
+            self.outcome = Succeeded(self.heard)
+
+    def fail(self, error: Exception) -> None:
+        self.handle(repr(error))
+
+
+def test_a_timer_bounds_the_action_after_it() -> None:
+    ends: list[str] = []
+
+    async def perform(action: str) -> object:
+        try:
+            await (asyncio.Event().wait() if action == "ask 0" else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            ends.append(f"cancelled {action}")
+            raise
+        raise LookupError
+
+    async def answers(action: str) -> object:
+        return action
+
+    async def check() -> None:
+        assert await run_timed(Patient(20.0), perform) == [TimerFired("patience"), "LookupError()"]
+        assert ends == ["cancelled ask 0"]
+        assert await run_timed(Patient(3_600_000.0), answers) == ["ask 0", "ask 1"]
+        assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(check())
 

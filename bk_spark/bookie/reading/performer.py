@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from bk_spark.bookie.connection.interface import BatchReads
 from bk_spark.bookie.metadata.metadata_calls import call_metadata
 from bk_spark.bookie.reading.read_access import ReadAccess
-from bk_spark.bookie.runners import AsyncRunner
+from bk_spark.bookie.runners import AsyncRunner, run_timed
 from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.entries.entry import Entry, EntryBlock
 from bk_spark.protocol.errors import BookieUnavailableError, BookKeeperError
@@ -32,7 +32,7 @@ from bk_spark.protocol.ledger.reading.read_actions import (
     WatchMetadata,
 )
 from bk_spark.protocol.ledger.reading.single_read import SingleRead
-from bk_spark.protocol.machine import EndedBy, Machine, StartTimer, TimerFired
+from bk_spark.protocol.machine import EndedBy, Machine
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.replication.entry_lists import EntriesListed, ListEntries
 
@@ -192,21 +192,12 @@ async def try_one_replica(
 
     Runs the machine without a task: a single read is short.
     """
-    machine = SingleRead(ledger, metadata, entry_id, access.read_settings, access.history)
-    match machine.take_actions():
-        case [StartTimer(name, after_ms), ReadEntries(request_id, bookie_id, entry_ids)]:
-            event: EntriesRead | RequestFailed | TimerFired
-            try:
-                async with asyncio.timeout(after_ms / 1000):
-                    connection = access.pool.existing(bookie_id) or await access.pool.get(bookie_id)
-                    event = EntriesRead(request_id, await connection.read(ledger.ledger_id, entry_ids))
-            except TimeoutError:
-                event = TimerFired(name)
-            except BookKeeperError as error:
-                event = RequestFailed(request_id, error)
-            machine.handle(event)
-    end = machine.outcome
-    assert end is not None
-    if isinstance(end, EndedBy):
-        raise end.error
-    return end.result
+
+    async def ask(action: ReadEntries) -> EntriesRead | RequestFailed:
+        try:
+            connection = access.pool.existing(action.bookie_id) or await access.pool.get(action.bookie_id)
+            return EntriesRead(action.request_id, await connection.read(ledger.ledger_id, action.entry_ids))
+        except BookKeeperError as error:
+            return RequestFailed(action.request_id, error)
+
+    return await run_timed(SingleRead(ledger, metadata, entry_id, access.read_settings, access.history), ask)

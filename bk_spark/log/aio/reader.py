@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, suppress
 
-from bk_spark.bookie.runners import run_in_turn
+from bk_spark.bookie.runners import HandOver, iterate_in_turn, run_in_turn
 from bk_spark.log.aio.threads import in_thread
 from bk_spark.log.core.readers.follow import Follow
 from bk_spark.log.core.readers.read_range import ReadRange
@@ -18,7 +18,6 @@ from bk_spark.log.core.readers.reader_actions import (
     Changed,
     Checked,
     CheckListed,
-    Delivered,
     Ended,
     FollowTail,
     ListTaken,
@@ -37,9 +36,9 @@ from bk_spark.log.formats.segment import Segment
 from bk_spark.log.io.blocking import BlockingLog
 from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.io.znode_watch import ZnodeWatch
-from bk_spark.log.reader import LogBlock, SegmentSeries, block_of_tail, part_of_tail
+from bk_spark.log.reader import BlockFound, LogBlock, SegmentSeries, block_found, block_of_tail, part_of_tail
 from bk_spark.protocol.errors import InvalidArgumentError
-from bk_spark.protocol.machine import EndedBy, StepMachine
+from bk_spark.protocol.machine import StepMachine
 
 
 async def read(log: BlockingLog, start: int, end: int) -> AsyncGenerator[LogBlock, None]:
@@ -86,31 +85,20 @@ class Performer:
 
     async def blocks(self, steps: Generator[ReaderAction, ReaderEvent, None]) -> AsyncGenerator[LogBlock, None]:
         """Run a machine and yield the blocks that it reads. Raises the machine's error."""
-        machine = StepMachine(steps)
         try:
-            while machine.outcome is None:
-                for action in machine.take_actions():
-                    try:
-                        found = await self._perform(action)
-                    except Exception as error:
-                        machine.fail(error)
-                        continue
-                    if isinstance(found, LogBlock):
-                        yield found
-                        found = Delivered(found.end_offset, _now_ms())
-                    machine.handle(found)
+            async with aclosing(iterate_in_turn(StepMachine(steps), self._perform)) as blocks:
+                async for block in blocks:
+                    yield block
         finally:
             await self._end()
-        if isinstance(machine.outcome, EndedBy):
-            raise machine.outcome.error
 
     async def perform_event(self, action: ReaderAction) -> ReaderEvent:
         """Perform an action that gives no block. Raises the action's error."""
         found = await self._perform(action)
-        assert not isinstance(found, LogBlock), action
+        assert not isinstance(found, HandOver), action
         return found
 
-    async def _perform(self, action: ReaderAction) -> ReaderEvent | LogBlock:
+    async def _perform(self, action: ReaderAction) -> ReaderEvent | BlockFound:
         match action:
             case Arm():
                 self._changed.event.clear()
@@ -179,15 +167,15 @@ class Performer:
             return TimeIsUp()
         return Changed()
 
-    async def _begin(self, blocks: AsyncGenerator[LogBlock, None]) -> ReaderEvent | LogBlock:
+    async def _begin(self, blocks: AsyncGenerator[LogBlock, None]) -> ReaderEvent | BlockFound:
         await self._end()
         self._blocks = blocks
         return await self._next()
 
-    async def _next(self) -> ReaderEvent | LogBlock:
+    async def _next(self) -> ReaderEvent | BlockFound:
         assert self._blocks is not None
         block = await anext(self._blocks, None)
-        return Ended() if block is None else block
+        return Ended() if block is None else block_found(block, _now_ms)
 
     async def _end(self) -> None:
         if self._blocks is not None:

@@ -15,7 +15,8 @@ Arm          report changes of the head from now on                 Armed
 AwaitChange  wait until the head changes, or until a time           Changed, TimeIsUp
 ============ ====================================================== =================================
 
-The performer of ReadSealed, ReadTail, FollowTail and More hands each block over before it answers ``Delivered``.
+ReadSealed, ReadTail, FollowTail and More each find one block. It is handed over before the machine receives
+``Delivered``.
 Errors are passed to the machine. Times are from a monotonic clock.
 """
 
