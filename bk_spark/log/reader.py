@@ -47,7 +47,6 @@ from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.io.znode_watch import ZnodeWatch
 from bk_spark.protocol.entries.entry import EntryBlock
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.ledger.reading.range_windows import EntryRange
 from bk_spark.protocol.machine import StepMachine
 
@@ -138,6 +137,52 @@ def block_found(block: LogBlock, now_ms: Callable[[], float]) -> BlockFound:
     return HandOver(block, lambda: Delivered(block.end_offset, now_ms()))
 
 
+class ListPerformer:
+    """Performs the actions that are one blocking call each: about the list, and how far the open tail is readable.
+
+    Parameters
+    ----------
+    log
+        The log.
+    reader_of
+        Returns a reader of the ledger with this id. It may be an old one.
+    snapshot
+        The list taken, if there is one already.
+    """
+
+    def __init__(
+        self, log: BlockingLog, reader_of: Callable[[int], BlockingReader], snapshot: LogSnapshot | None = None
+    ) -> None:
+        self._log = log
+        self._reader_of = reader_of
+        self._snapshot = snapshot
+
+    def perform(self, action: TakeList | CheckListed | LookAtTail | AskTailEnd) -> ReaderEvent:
+        """Do the action and return its event."""
+        match action:
+            case TakeList():
+                self._snapshot = self._log.snapshot()
+                return ListTaken(self._snapshot.first_offset, self._snapshot.next_offset)
+            case CheckListed(start, end):
+                self._taken.tables(start, end)
+                return Checked()
+            case LookAtTail():
+                return TailSeen(*self._taken.look_at_tail())
+            case AskTailEnd(tail):
+                confirmed = self._reader_of(tail.ledger_id).read_last_add_confirmed()
+                return TailEnd(tail.base_offset + confirmed + 1 - tail.first_entry)
+
+    def parts(self, start: int, end: int) -> Iterator[list[Segment]]:
+        """Yield the parts of sealed segments that have the offsets ``[start, end)``, one page of the list at a time."""
+        for table in self._taken.tables(start, end):
+            yield [segment.clip(start, end) for segment in table]
+
+    @property
+    def _taken(self) -> LogSnapshot:
+        assert self._snapshot is not None
+        return self._snapshot
+
+
 class LogReader:
     """Reads one log in blocks of entries. Use it from one thread at a time.
 
@@ -208,8 +253,6 @@ class LogReader:
         EntryUnknownError
             If bookies could not return an entry.
         """
-        if max_wait_ms is not None and max_wait_ms < 0:
-            raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
         yield from _Performer(self).blocks(Follow(self._log.name, start, max_wait_ms).steps())
 
     def readable_end(self, snapshot: LogSnapshot | None = None) -> int:
@@ -251,14 +294,11 @@ class LogReader:
         """
         return self._log.snapshot().offset_at(time_ms)
 
-    def _sealed(self, snapshot: LogSnapshot, start: int, end: int) -> Generator[LogBlock, None, None]:
-        for table in snapshot.tables(start, end):
-            yield from self._series([segment.clip(start, end) for segment in table])
+    def _sealed(self, pages: Iterator[list[Segment]]) -> Generator[LogBlock, None, None]:
+        for parts in pages:
+            yield from self._series(parts)
 
-    def _of_tail(self, tail: Segment, start: int, end: int) -> Generator[LogBlock, None, None]:
-        yield from self._series([part_of_tail(tail, start, end)])
-
-    def _series(self, parts: list[Segment]) -> Iterator[LogBlock]:
+    def _series(self, parts: list[Segment]) -> Generator[LogBlock, None, None]:
         """Read the entries of sealed segments, one after the other."""
         series = SegmentSeries(parts)
         with closing(self._ledgers.read_series(series.ranges)) as lists:
@@ -273,10 +313,10 @@ class LogReader:
             for block in blocks:
                 yield block_of_tail(tail, block)
 
-    def _tail_end(self, tail: Segment) -> int:
-        if self._tail is None or self._tail.ledger_id != tail.ledger_id:
-            self._tail = self._ledgers.reader(tail.ledger_id)
-        return tail.base_offset + self._tail.read_last_add_confirmed() + 1 - tail.first_entry
+    def _reader_of_tail(self, ledger_id: int) -> BlockingReader:
+        if self._tail is None or self._tail.ledger_id != ledger_id:
+            self._tail = self._ledgers.reader(ledger_id)
+        return self._tail
 
 
 class _Performer:
@@ -284,7 +324,7 @@ class _Performer:
 
     def __init__(self, reader: LogReader, snapshot: LogSnapshot | None = None) -> None:
         self._reader = reader
-        self._snapshot = snapshot
+        self._list = ListPerformer(reader._log, reader._reader_of_tail, snapshot)
         self._blocks: Generator[LogBlock, None, None] | None = None
 
     def blocks(self, steps: Generator[ReaderAction, ReaderEvent, None]) -> Generator[LogBlock, None, None]:
@@ -306,20 +346,12 @@ class _Performer:
                 reader._changed.clear()
                 reader._watch.arm()
                 return Armed(_now_ms())
-            case TakeList():
-                self._snapshot = reader._log.snapshot()
-                return ListTaken(self._snapshot.first_offset, self._snapshot.next_offset)
-            case CheckListed(start, end):
-                self._taken.tables(start, end)
-                return Checked()
+            case TakeList() | CheckListed() | LookAtTail() | AskTailEnd():
+                return self._list.perform(action)
             case ReadSealed(start, end):
-                return self._begin(reader._sealed(self._taken, start, end))
-            case LookAtTail():
-                return TailSeen(*self._taken.look_at_tail())
-            case AskTailEnd(tail):
-                return TailEnd(reader._tail_end(tail))
+                return self._begin(reader._sealed(self._list.parts(start, end)))
             case ReadTail(tail, start, end):
-                return self._begin(reader._of_tail(tail, start, end))
+                return self._begin(reader._series([part_of_tail(tail, start, end)]))
             case FollowTail():
                 return self._begin(reader._follow_tail(action))
             case More():
@@ -327,11 +359,6 @@ class _Performer:
             case AwaitChange(until_ms):
                 left_s = None if until_ms is None else max(0.0, until_ms - _now_ms()) / 1000
                 return Changed() if reader._changed.wait(left_s) else TimeIsUp()
-
-    @property
-    def _taken(self) -> LogSnapshot:
-        assert self._snapshot is not None
-        return self._snapshot
 
     def _begin(self, blocks: Generator[LogBlock, None, None]) -> ReaderEvent | BlockFound:
         self._end()

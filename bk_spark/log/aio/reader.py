@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import aclosing, suppress
 
 from bk_spark.bookie.runners import HandOver, iterate_in_turn, run_in_turn
@@ -16,28 +16,30 @@ from bk_spark.log.core.readers.reader_actions import (
     AskTailEnd,
     AwaitChange,
     Changed,
-    Checked,
     CheckListed,
     Ended,
     FollowTail,
-    ListTaken,
     LookAtTail,
     More,
     ReaderAction,
     ReaderEvent,
     ReadSealed,
     ReadTail,
-    TailEnd,
-    TailSeen,
     TakeList,
     TimeIsUp,
 )
 from bk_spark.log.formats.segment import Segment
 from bk_spark.log.io.blocking import BlockingLog
-from bk_spark.log.io.snapshot import LogSnapshot
 from bk_spark.log.io.znode_watch import ZnodeWatch
-from bk_spark.log.reader import BlockFound, LogBlock, SegmentSeries, block_found, block_of_tail, part_of_tail
-from bk_spark.protocol.errors import InvalidArgumentError
+from bk_spark.log.reader import (
+    BlockFound,
+    ListPerformer,
+    LogBlock,
+    SegmentSeries,
+    block_found,
+    block_of_tail,
+    part_of_tail,
+)
 from bk_spark.protocol.machine import StepMachine
 
 
@@ -53,8 +55,6 @@ async def read(log: BlockingLog, start: int, end: int) -> AsyncGenerator[LogBloc
 
 async def follow(log: BlockingLog, start: int, max_wait_ms: int | None) -> AsyncGenerator[LogBlock, None]:
     """See :meth:`bk_spark.log.reader.LogReader.follow`."""
-    if max_wait_ms is not None and max_wait_ms < 0:
-        raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
     async with aclosing(Performer(log).blocks(Follow(log.name, start, max_wait_ms).steps())) as blocks:
         async for block in blocks:
             yield block
@@ -76,11 +76,10 @@ class Performer:
     """Performs the actions of machines that read entries, as that of the blocking reader does."""
 
     def __init__(self, log: BlockingLog) -> None:
-        self._log = log
         self._ledgers = log.ledgers
         self._changed = _LoopEvent()
         self._watch = ZnodeWatch(log.zk, log.paths.head, self._changed)
-        self._snapshot: LogSnapshot | None = None
+        self._list = ListPerformer(log, log.ledgers.reader)
         self._blocks: AsyncGenerator[LogBlock, None] | None = None
 
     async def blocks(self, steps: Generator[ReaderAction, ReaderEvent, None]) -> AsyncGenerator[LogBlock, None]:
@@ -104,18 +103,10 @@ class Performer:
                 self._changed.event.clear()
                 await in_thread(self._watch.arm)
                 return Armed(_now_ms())
-            case TakeList():
-                self._snapshot = await in_thread(self._log.snapshot)
-                return ListTaken(self._snapshot.first_offset, self._snapshot.next_offset)
-            case CheckListed(start, end):
-                await in_thread(self._taken.tables, start, end)
-                return Checked()
+            case TakeList() | CheckListed() | LookAtTail() | AskTailEnd():
+                return await in_thread(self._list.perform, action)
             case ReadSealed(start, end):
-                return await self._begin(self._sealed(self._taken, start, end))
-            case LookAtTail():
-                return TailSeen(*await in_thread(self._taken.look_at_tail))
-            case AskTailEnd(tail):
-                return TailEnd(await in_thread(self._tail_end, tail))
+                return await self._begin(self._sealed(self._list.parts(start, end)))
             case ReadTail(tail, start, end):
                 return await self._begin(self._series([part_of_tail(tail, start, end)]))
             case FollowTail():
@@ -125,15 +116,9 @@ class Performer:
             case AwaitChange(until_ms):
                 return await self._await_change(until_ms)
 
-    @property
-    def _taken(self) -> LogSnapshot:
-        assert self._snapshot is not None
-        return self._snapshot
-
-    async def _sealed(self, snapshot: LogSnapshot, start: int, end: int) -> AsyncGenerator[LogBlock, None]:
-        tables = snapshot.tables(start, end)
-        while (table := await in_thread(next, tables, None)) is not None:
-            async with aclosing(self._series([segment.clip(start, end) for segment in table])) as blocks:
+    async def _sealed(self, pages: Iterator[list[Segment]]) -> AsyncGenerator[LogBlock, None]:
+        while (parts := await in_thread(next, pages, None)) is not None:
+            async with aclosing(self._series(parts)) as blocks:
                 async for block in blocks:
                     yield block
 
@@ -151,10 +136,6 @@ class Performer:
         async with aclosing(followed) as blocks:
             async for block in blocks:
                 yield block_of_tail(tail, block)
-
-    def _tail_end(self, tail: Segment) -> int:
-        confirmed = self._ledgers.reader(tail.ledger_id).read_last_add_confirmed()
-        return tail.base_offset + confirmed + 1 - tail.first_entry
 
     async def _await_change(self, until_ms: float | None) -> ReaderEvent:
         if self._changed.event.is_set():

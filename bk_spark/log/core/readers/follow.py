@@ -32,7 +32,7 @@ from bk_spark.log.core.readers.reader_actions import (
     lost_tail,
 )
 from bk_spark.log.formats.segment import Segment
-from bk_spark.protocol.errors import LogRangeGoneError, NoSuchEntryError, NoSuchLedgerError
+from bk_spark.protocol.errors import InvalidArgumentError, LogRangeGoneError, NoSuchEntryError, NoSuchLedgerError
 
 _Steps: TypeAlias = Generator[ReaderAction, ReaderEvent, None]
 
@@ -42,9 +42,13 @@ class Follow:
 
     They end when nothing new has arrived for ``max_wait_ms`` (None: never). They raise the errors of reading,
     and LogRangeGoneError if ``start`` is beyond the log's end. ``offset`` is where to resume after that.
+
+    Raises InvalidArgumentError if ``max_wait_ms`` is negative.
     """
 
     def __init__(self, log_name: str, start: int, max_wait_ms: float | None) -> None:
+        if max_wait_ms is not None and max_wait_ms < 0:
+            raise InvalidArgumentError(f"max_wait_ms must not be negative, got {max_wait_ms}")
         self.offset = start
         self._log_name = log_name
         self._max_wait_ms = max_wait_ms
