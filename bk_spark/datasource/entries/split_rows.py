@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from bk_spark.datasource.connections import client_of
+from bk_spark.datasource.entries.packed_partition import PackedPartition
 from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.kept_objects import keep_objects
 from bk_spark.datasource.name_case import names_of
@@ -34,25 +33,13 @@ Decode = Callable[[Payloads, Pieces], Iterator[pa.RecordBatch]]
 
 
 @dataclass
-class Split(InputPartition):
+class Split(PackedPartition):
     """What one task reads. Must be self-contained: Spark pickles the reader before it asks for the splits, so
-    planning results reach the tasks only in the splits.
-
-    Spark pickles each split with cloudpickle, which looks up every class in it in Python code, and takes most of the
-    time of a plan. The fields are therefore pickled here. Spark's own pickler sees bytes.
-    """
+    planning results reach the tasks only in the splits."""
 
     entry_format: EntryFormat
     pieces: Pieces
     lookup: ColumnLookup = field(default_factory=ColumnLookup)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Split], tuple[bytes]]:
-        fields = self.entry_format, self.pieces, self.lookup
-        return _unpickled_split, (pickle.dumps(fields, pickle.HIGHEST_PROTOCOL),)
-
-
-def _unpickled_split(fields: bytes) -> Split:
-    return Split(*pickle.loads(fields))
 
 
 def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iterator[pa.RecordBatch]:

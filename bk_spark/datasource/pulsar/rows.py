@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from bk_spark.datasource.entries.packed_partition import PackedPartition
 from bk_spark.datasource.entries.schemas import arrow_schema
 from bk_spark.datasource.entries.split_rows import read_pieces
 from bk_spark.datasource.options.options import SourceOptions
@@ -45,7 +45,7 @@ _TIME: Final = "__publishTime"
 
 
 @dataclass
-class TopicSplit(InputPartition):
+class TopicSplit(PackedPartition):
     """What one task reads. Self-contained, as a split of logs is.
 
     ``aborted`` has, for each topic that may have transactions, those whose messages are left out. ``edges`` has what is
