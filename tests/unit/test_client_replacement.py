@@ -145,7 +145,7 @@ async def test_several_bookies_fail_while_zookeeper_stalls(stage: Stage) -> None
     await stage.lose(1)
     await stage.handle.append_many(entries(10))
     await stalled.wait()
-    await until(lambda: not stage.handle.machine.adds.pending.owed(1))
+    await until(lambda: not stage.handle.machine.adds.pending.owed[1])
     await stage.lose(2)
     await stage.handle.append_many(entries(10))
     await until(lambda: len(stage[3].seen) == 20)

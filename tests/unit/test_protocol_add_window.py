@@ -117,7 +117,7 @@ def test_against_the_model(quorum: Quorum, seed: int) -> None:
         first = window.first_entry_id
         assert len(window) == pushed + 1 - first
         for k in range(size):
-            assert window.owed(k) == len([one for one in model.column(k, "owed", "refused") if one >= first])
+            assert window.owed[k] == len([one for one in model.column(k, "owed", "refused") if one >= first])
         assert first == lac + 1 or first not in (entry for entry in range(first) if entry)
 
 

@@ -80,7 +80,7 @@ def test_the_same_answer_twice_counts_once() -> None:
     writer.add(2)
     writer.answer("b1", [0, 0, 1])
     writer.answer("b1", [0, 1])
-    assert (writer.acknowledged, writer.machine.adds.pending.owed(0), writer.machine.adds.pending.owed(1)) == ([], 0, 2)
+    assert (writer.acknowledged, writer.machine.adds.pending.owed[0], writer.machine.adds.pending.owed[1]) == ([], 0, 2)
 
 
 def test_answers_nobody_asked_for_count_nothing() -> None:

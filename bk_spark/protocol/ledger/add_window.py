@@ -80,7 +80,7 @@ class AddWindow:
     @property
     def most_unanswered(self) -> int:
         """The number of adds that the slowest bookie owes."""
-        return max(map(self.pending.owed, self._indexes))
+        return max(self.pending.owed)
 
     def has_room(self, entries: int, size_bytes: int, waiting_entries: int = 0, waiting_bytes: int = 0) -> bool:
         """Return whether ``entries`` of ``size_bytes`` may be added, after those that wait. If nothing is under way,
@@ -110,7 +110,7 @@ class AddWindow:
     def on_held(self, index: int, bookie_id: str, entry_ids: Int64s) -> None:
         """Record that the bookie at ``index`` holds ``entry_ids``."""
         self.pending.on_held(index, entry_ids)
-        if not self.pending.owed(index):
+        if not self.pending.owed[index]:
             self._idle_ticks.pop(bookie_id, None)
         elif len(entry_ids):
             self._idle_ticks[bookie_id] = 0
@@ -215,8 +215,8 @@ class PendingAdds:
         self._held = np.zeros(_FIRST_ROWS, np.int16)
         self._owed = np.zeros(_FIRST_ROWS, np.int16)
         self._lengths = np.zeros(_FIRST_ROWS, np.int64)
-        #: The number of entries that each index owes.
-        self._owed_by = [0] * quorum.ensemble_size
+        #: The number of entries that were sent to each index and not confirmed.
+        self.owed = [0] * quorum.ensemble_size
 
     def __len__(self) -> int:
         return self._end - self._start
@@ -243,12 +243,8 @@ class PendingAdds:
             self._owed[rows] = sent.sum(axis=1)
             sends = [(frames.select(column), int(np.count_nonzero(column))) for column in sent.T]
         for index, (_, owed) in enumerate(sends):
-            self._owed_by[index] += owed
+            self.owed[index] += owed
         return sends
-
-    def owed(self, index: int) -> int:
-        """Return the number of entries that were sent to ``index`` and not confirmed."""
-        return self._owed_by[index]
 
     def on_held(self, index: int, entry_ids: Int64s) -> None:
         """Record that the bookie at ``index`` holds ``entry_ids``."""
@@ -265,7 +261,7 @@ class PendingAdds:
         owed = states & _OWED != 0
         self._held[which] += states & _HELD == 0
         self._owed[which] -= owed
-        self._owed_by[index] -= int(np.count_nonzero(owed))
+        self.owed[index] -= int(np.count_nonzero(owed))
         self._states[which, index] = _HELD
 
     def _on_one_held(self, index: int, entry_id: int) -> None:
@@ -278,7 +274,7 @@ class PendingAdds:
             self._held[row] += 1
         if state & _OWED:
             self._owed[row] -= 1
-            self._owed_by[index] -= 1
+            self.owed[index] -= 1
         self._states[row, index] = _HELD
 
     def on_refused(self, index: int, entry_ids: Int64s) -> None:
@@ -299,7 +295,7 @@ class PendingAdds:
         column = self._column(index)
         self._owed[self._start : self._end][column & _OWED != 0] -= 1
         column &= _HELD
-        self._owed_by[index] = 0
+        self.owed[index] = 0
 
     def replace(self, index: int, first_entry_id: int) -> tuple[list[memoryview], int]:
         """Replace the bookie at ``index`` from ``first_entry_id`` on. Return the frames for the new one, and their
@@ -312,7 +308,7 @@ class PendingAdds:
         member = self._is_member(index, np.arange(self.first_entry_id + new.start, self.first_entry_id + new.stop))
         column[new] = np.where(member, _OWED, 0)
         owed[new] += member
-        self._owed_by[index] = int(np.count_nonzero(member))
+        self.owed[index] = int(np.count_nonzero(member))
         return self._frames(column & _OWED != 0)
 
     def complete_through(self, last_add_confirmed: int) -> int:
@@ -340,7 +336,7 @@ class PendingAdds:
     def clear(self) -> None:
         """Forget everything."""
         self._start = self._end = 0
-        self._owed_by = [0] * self._quorum.ensemble_size
+        self.owed = [0] * self._quorum.ensemble_size
         self._chunks.clear()
 
     def _column(self, index: int) -> npt.NDArray[np.uint8]:

@@ -38,13 +38,7 @@ from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import NO_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.payloads import Payloads
-from bk_spark.protocol.errors import (
-    AddQuorumTimeoutError,
-    BookKeeperError,
-    LedgerClosedError,
-    LedgerFencedError,
-    UnauthorizedError,
-)
+from bk_spark.protocol.errors import AddQuorumTimeoutError, BookKeeperError, LedgerClosedError, LedgerFencedError
 from bk_spark.protocol.ledger.add_window import AddWindow
 from bk_spark.protocol.ledger.closing import LedgerClosing
 from bk_spark.protocol.ledger.explicit_lac import ExplicitLac
@@ -67,7 +61,7 @@ from bk_spark.protocol.ledger.writer_ensemble import ChangeEvent, ChangeState, W
 from bk_spark.protocol.machine import EndedBy, Succeeded, TimerFired
 from bk_spark.protocol.metadata.ledger_metadata import LedgerMetadata
 from bk_spark.protocol.wire.add_frames import Packager
-from bk_spark.protocol.wire.code_errors import reason_of
+from bk_spark.protocol.wire.code_errors import error_of
 
 CLOSED_TEXT: Final = "close() or abandon() was called on this handle; it accepts no more entries"
 
@@ -295,16 +289,13 @@ class LedgerWriter:
         self._acknowledge()
 
     def _on_error_codes(self, bookie_id: str, codes: set[Code]) -> None:
-        kind: type[BookKeeperError]
         if Code.FENCED in codes:
-            kind, said, code = LedgerFencedError, "another client fenced the ledger", Code.FENCED
+            said = "another client fenced the ledger"
+            self._end(LedgerFencedError(said, ledger_id=self.ledger_id, bookie_id=bookie_id, code=Code.FENCED.name))
         elif Code.UNAUTHORIZED in codes and not self.password_is_known:
-            kind, code = UnauthorizedError, Code.UNAUTHORIZED
-            said = f"add: the bookie {reason_of(code, with_key=True)}"
+            self._end(error_of(Code.UNAUTHORIZED, "add", ledger_id=self.ledger_id, bookie_id=bookie_id, with_key=True))
         else:
             self._on_bookie_failed(bookie_id)
-            return
-        self._end(kind(said, ledger_id=self.ledger_id, bookie_id=bookie_id, code=code.name))
 
     def _acknowledge(self) -> None:
         if self.ensemble.may_acknowledge:

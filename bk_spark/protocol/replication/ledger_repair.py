@@ -187,8 +187,7 @@ class LedgerRepair:
 
     def _round(self) -> _Steps[RepairResult | None]:
         """Check the ledger, and repair what can be repaired. None: check again."""
-        stored: LedgerFound = self._latest or (yield ReadLedger())
-        self._latest = stored
+        stored = self._latest = self._latest or (yield ReadLedger())
         metadata = stored.metadata
         self._ensemble_size = metadata.quorum.ensemble_size
         members = frozenset(bookie_id for segment in metadata.segments for bookie_id in segment.ensemble)
@@ -340,8 +339,7 @@ class LedgerRepair:
 
     def _move(self, stored: LedgerFound, fragment: Fragment, bookies: BookiesFound) -> _Steps[FragmentProblem | bool]:
         """Move a healthy copy to where the placement policy wants it. An auditor asks for it by a mark that names no
-        bookie. False: nothing to move, or no move helps. Each move leaves fewer write quorums that break the policy,
-        so this ends."""
+        bookie. False: nothing to move, or no move helps."""
         quorum, ensemble = stored.metadata.quorum, fragment.ensemble
         found: MisplacedFound = yield FindMisplaced(quorum, ensemble)
         if not found.unspread:

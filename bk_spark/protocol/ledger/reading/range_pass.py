@@ -10,8 +10,7 @@ returns only some of the entries (a batch read is limited in bytes), it is asked
 request stays under way and the next replica is also asked for the rest. The first good answer wins, and the other
 requests are stopped.
 
-When no replica is left, ``no_replica`` says what their answers mean.
-All entries before the one that could not be read are returned first.
+If no replica returns an entry, ``no_replica`` says what their answers mean. All entries before it are returned first.
 """
 
 from __future__ import annotations
@@ -162,7 +161,6 @@ class RangePass:
         self._suspects = suspects
         self._without_batch_reads = without_batch_reads
         self._request_ids = request_ids
-        self._chunks_in_flight = settings.requests_ahead
         #: The average size of an entry in bytes, from a closed ledger's metadata. 0: not known yet.
         self._average_bytes = metadata.length / (metadata.last_entry_id + 1) if metadata.last_entry_id >= 0 else 0.0
         self._chunks: deque[_Chunk] = deque()
@@ -203,14 +201,14 @@ class RangePass:
     def handle(self, event: Event) -> None:
         """Handle an event. Events of ended requests are ignored."""
         match event:
-            case EntriesRead(request_id) | BatchRead(request_id):
+            case EntriesRead(request_id) | BatchRead(request_id) if request_id in self._parts:
                 self._on_answer(request_id, event)
-            case BatchRefused(request_id):
+            case BatchRefused(request_id) if request_id in self._parts:
                 self._on_refused(request_id)
-            case RequestFailed(int(request_id), error):
+            case RequestFailed(int(request_id), error) if request_id in self._parts:
                 broken = isinstance(error, BookieUnavailableError | BookieTimeoutError)
                 self._on_error(request_id, Answer.UNKNOWN, reason_of_failure(error), failed=broken)
-            case TimerFired(int(request_id)):
+            case TimerFired(int(request_id)) if request_id in self._parts:
                 self._on_timer(request_id)
 
     def fail(self, error: Exception) -> None:
@@ -219,9 +217,7 @@ class RangePass:
             self.outcome = EndedBy(error)
 
     def _on_answer(self, request_id: int, event: EntriesRead | BatchRead) -> None:
-        part = self._parts.get(request_id)
-        if part is None:
-            return
+        part = self._parts[request_id]
         if request_id in self._refused:
             self._without_batch_reads.add(part.asked[request_id])
         try:
@@ -239,11 +235,10 @@ class RangePass:
         check = ledger.ledger_id, entry_ids.start, ledger.digest_type, ledger.digest
         if isinstance(event, BatchRead):
             check_read(event.code)
-            if len(event.records) < APART_BYTES * len(entry_ids):
-                return [verify_records(event.records, *check)]
-            stored_entries = stored_in(event.records, ledger.ledger_id)
-            if stored_entries and len(event.records) >= APART_BYTES * len(stored_entries):
-                return verify_apart(stored_entries, *check)
+            if len(event.records) >= APART_BYTES * len(entry_ids):
+                stored_entries = stored_in(event.records, ledger.ledger_id)
+                if stored_entries and len(event.records) >= APART_BYTES * len(stored_entries):
+                    return verify_apart(stored_entries, *check)
             return [verify_records(event.records, *check)]
         answers = event.answers
         stored: list[memoryview] = []
@@ -282,9 +277,7 @@ class RangePass:
     def _on_error(self, request_id: int, answer: Answer, reason: str, *, failed: bool = False) -> None:
         """Handle a bad answer. ABSENT: the bookie lacks the request's first entry. UNKNOWN: it failed, could not tell,
         or returned a wrong digest."""
-        part = self._parts.get(request_id)
-        if part is None:
-            return
+        part = self._parts[request_id]
         bookie_id = self._forget(request_id)
         part.failed[bookie_id] = answer, reason
         if answer is not Answer.ABSENT or not self._unconfirmed:
@@ -299,16 +292,13 @@ class RangePass:
     def _on_refused(self, request_id: int) -> None:
         """Continue without batch reads. A bookie older than 4.17 closes the connection at a batch read. If it cannot be
         reached again, it died."""
-        part = self._parts.get(request_id)
-        if part is not None:
-            self._refused.add(request_id)
-            self._actions.append(ReadEntries(request_id, part.asked[request_id], part.entry_ids[:_MAX_SINGLE_READS]))
+        part = self._parts[request_id]
+        self._refused.add(request_id)
+        self._actions.append(ReadEntries(request_id, part.asked[request_id], part.entry_ids[:_MAX_SINGLE_READS]))
 
     def _on_timer(self, request_id: int) -> None:
         """Handle a request that is slow, or late. A slow one may still be answered."""
-        part = self._parts.get(request_id)
-        if part is None:
-            return
+        part = self._parts[request_id]
         left_ms = part.late_after_ms.pop(request_id, None)
         if left_ms is None:
             self._actions.append(StopRequest(request_id))
@@ -322,12 +312,9 @@ class RangePass:
             self._ask_next(part)
 
     def _fill(self) -> None:
-        while self._next <= self._last and len(self._chunks) < self._chunks_in_flight:
-            end = min(self._next + self._chunk_entries(), self._last + 1)
-            segments = self._metadata.segments
-            following = [s.first_entry_id for s in segments if s.first_entry_id > self._next]
-            if following:
-                end = min(end, following[0])
+        while self._next <= self._last and len(self._chunks) < self._settings.requests_ahead:
+            following = [s.first_entry_id for s in self._metadata.segments if s.first_entry_id > self._next]
+            end = min(self._next + self._chunk_entries(), self._last + 1, *following)
             chunk = _Chunk(range(self._next, end), self._chunk_number)
             self._chunk_number += 1
             self._chunks.append(chunk)
@@ -363,20 +350,17 @@ class RangePass:
         self._parts[request_id] = part
         part.asked[request_id] = bookie_id
         entry_ids, most = part.entry_ids, self._settings.max_answer_bytes
-        one_by_one = most is None or entry_ids.step != 1 or len(entry_ids) == 1
-        if one_by_one or bookie_id in self._without_batch_reads:
+        one_by_one = entry_ids.step != 1 or len(entry_ids) == 1 or bookie_id in self._without_batch_reads
+        if most is None or one_by_one:
             self._actions.append(ReadEntries(request_id, bookie_id, entry_ids[:_MAX_SINGLE_READS], again))
         else:
-            assert most is not None
             self._actions.append(ReadBatch(request_id, bookie_id, entry_ids, most - _BATCH_RESERVE_BYTES, again))
-        slow_after_ms = self._settings.speculation.wait_ms(part.speculations) if part.replicas else None
-        late_after_ms = self._settings.timeout_ms
-        if slow_after_ms is None or slow_after_ms >= late_after_ms:
-            self._actions.append(StartTimer(request_id, late_after_ms))
-        else:
+        after_ms = timeout_ms = self._settings.timeout_ms
+        if part.replicas and (slow_after_ms := self._settings.speculation.wait_ms(part.speculations)) < timeout_ms:
             # One timer for each request. When it fires, it starts again for the rest of the request's time.
-            part.late_after_ms[request_id] = late_after_ms - slow_after_ms
-            self._actions.append(StartTimer(request_id, slow_after_ms))
+            part.late_after_ms[request_id] = timeout_ms - slow_after_ms
+            after_ms = slow_after_ms
+        self._actions.append(StartTimer(request_id, after_ms))
 
     def _forget(self, request_id: int) -> str:
         """Remove an ended request. Return the bookie that was asked."""
@@ -394,9 +378,8 @@ class RangePass:
 
     def _give_up(self, part: _Part) -> None:
         entry_id, chunk = part.entry_ids[0], part.chunk
-        chunk.errors[entry_id] = no_replica(
-            part.failed, self._ledger.ledger_id, entry_id, unconfirmed=self._unconfirmed
-        )
+        ledger_id = self._ledger.ledger_id
+        chunk.errors[entry_id] = no_replica(part.failed, ledger_id, entry_id, unconfirmed=self._unconfirmed)
         chunk.open_parts -= 1
         # Entries after it are not returned.
         self._next = self._last + 1
@@ -411,9 +394,6 @@ class RangePass:
         if self.outcome is not None:
             return
         if not self._chunks:
-            if self._next > self._last:
-                self.outcome = Succeeded(None)
-            return
-        head = self._chunks[0]
-        if not head.open_parts and head.errors and not head.good_ids:
+            self.outcome = Succeeded(None)
+        elif not (head := self._chunks[0]).open_parts and head.errors and not head.good_ids:
             self.outcome = EndedBy(head.errors[min(head.errors)])

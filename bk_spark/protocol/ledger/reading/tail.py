@@ -298,8 +298,7 @@ class LedgerTail:
     def _on_proof(self, request_id: int, told: LacTold) -> None:
         poll, lac = self._polls[request_id], understand(self._ledger, told).lac
         if lac <= poll.previous_lac:
-            reason = f"claims a last add confirmed of {poll.claimed_lac} without proof"
-            self._on_poll_failed(request_id, reason)
+            self._on_poll_failed(request_id, f"claims a last add confirmed of {poll.claimed_lac} without proof")
             return
         self._forget_poll(request_id)
         self._rounds.failed_rounds = 0

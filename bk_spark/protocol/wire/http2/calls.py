@@ -98,6 +98,11 @@ class CallState:
         """Whether nothing of a message is missing."""
         return self._message is None and not self._prefix
 
+    @property
+    def unsaid(self) -> Reset | None:
+        """What a peer is told that has said all, and takes no more of the call."""
+        return None if self.sent_all else Reset.NO_ERROR
+
     def space(self) -> memoryview | None:
         """Return the space for the rest of the message that is coming in. None: its size is not known yet."""
         return None if self._message is None else self._message[self._filled :]

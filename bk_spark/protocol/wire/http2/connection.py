@@ -30,16 +30,17 @@ from bk_spark.protocol.wire.http2.frames import (
     DEFAULT_WINDOW_BYTES,
     HEAD_BYTES,
     MAX_STREAM,
-    MAX_WINDOW_BYTES,
     Flag,
     Kind,
     Reset,
     check_window,
     frame,
     frame_head,
+    headers_frames,
     number_frame,
     parse_farewell,
     parse_head,
+    parse_increment,
     parse_number,
 )
 from bk_spark.protocol.wire.http2.headers import Headers, IncomingHeaders, OutgoingHeaders
@@ -117,11 +118,7 @@ class Http2:
         self._next_call += 2
         if self._next_call > MAX_STREAM:
             self.is_leaving = True
-        # Nothing else may come between them: RFC 9113, section 4.3.
-        most = self._peer.frame_bytes
-        for at in range(0, len(block), most):
-            kind, flags = Kind.CONTINUATION if at else Kind.HEADERS, Flag.END_HEADERS if at + most >= len(block) else 0
-            self._output.append(frame(kind, flags, call.number, block[at : at + most]))
+        self._output += headers_frames(call.number, block, self._peer.frame_bytes)
         return call.number
 
     def send(
@@ -200,19 +197,18 @@ class Http2:
 
         Raises WireFormatError if the peer breaks a rule. The connection cannot be used any more then.
         """
-        events: list[Event] = []
-        self._events = events
+        self._events = []
         call = self._data_of
         if self._is_direct and call is not None:
             self._left -= size_bytes
             message = call.filled(size_bytes)
             if message is not None:
-                events.append(Message(call.number, message))
+                self._events.append(Message(call.number, message))
             if not self._left and not self._skipped:
                 self._end_data()
         else:
             self._cut(self._filled + size_bytes)
-        return events
+        return self._events
 
     def _cut(self, end: int) -> None:
         """Take what is in the buffer up to ``end``, but the frame at its end that is not whole."""
@@ -302,7 +298,7 @@ class Http2:
         call, self._data_of = self._data_of, None
         ends, self._data_ends = self._data_ends, False
         if call is not None and ends:
-            self._end_call(Ended(call.number, INTERNAL, "the peer ended the call without a status"), _unsaid(call))
+            self._end_call(Ended(call.number, INTERNAL, "the peer ended the call without a status"), call.unsaid)
 
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if stream and kind in _OF_CONNECTION:
@@ -321,7 +317,7 @@ class Http2:
                 if not flags & Flag.ACK:
                     self._answer(frame(Kind.PING, Flag.ACK, 0, payload))
             case Kind.WINDOW_UPDATE:
-                self._on_window(stream, parse_number(payload))
+                self._on_window(stream, parse_increment(payload))
             case Kind.RST_STREAM:
                 self._check_stream(stream)
                 self._end_call(end_of_reset(stream, parse_number(payload)))
@@ -340,22 +336,19 @@ class Http2:
         self._answer(frame(Kind.SETTINGS, Flag.ACK, 0))
 
     def _on_window(self, stream: int, more: int) -> None:
-        if not more & MAX_WINDOW_BYTES:
-            raise WireFormatError("a window grows by nothing")
         if stream == 0:
-            self._room = check_window(self._room + (more & MAX_WINDOW_BYTES))
+            self._room = check_window(self._room + more)
             return
         self._check_stream(stream)
         call = self._calls.get(stream)
         if call is not None:
-            call.room = check_window(call.room + (more & MAX_WINDOW_BYTES))
+            call.room = check_window(call.room + more)
 
     def _on_leaving(self, payload: bytes) -> None:
         last, why = parse_farewell(payload)
         self.is_leaving = True
         for number in [number for number in self._calls if number > last]:
-            ended = Ended(number, UNAVAILABLE, f"the peer takes no further calls ({why})", is_unseen=True)
-            self._end_call(ended)
+            self._end_call(Ended(number, UNAVAILABLE, f"the peer takes no further calls ({why})", is_unseen=True))
 
     def _answer(self, answer: bytes) -> None:
         self._owed_answers += 1
@@ -375,7 +368,7 @@ class Http2:
             problem = problem_of(fields)
             if problem is not None:
                 # What else it says is of no interest.
-                self._end_call(Ended(call.number, *problem), _unsaid(call) if ends else Reset.CANCEL)
+                self._end_call(Ended(call.number, *problem), call.unsaid if ends else Reset.CANCEL)
                 return
             call.answered = True
             if not ends:
@@ -386,7 +379,7 @@ class Http2:
             status, reason = status_of(fields)
             if status == OK and not call.is_between_messages:
                 status, reason = INTERNAL, "the call ended within a message"
-            self._end_call(Ended(call.number, status, reason), _unsaid(call))
+            self._end_call(Ended(call.number, status, reason), call.unsaid)
 
     def _end_call(self, end: Ended, reset: Reset | None = None) -> None:
         """Note that the peer has ended a call. ``reset``: the peer must be told to stop sending."""
@@ -405,8 +398,3 @@ class Http2:
     def _check_stream(self, stream: int) -> None:
         if not stream % 2 or stream >= self._next_call:
             raise WireFormatError(f"there was no stream {stream}")
-
-
-def _unsaid(call: CallState) -> Reset | None:
-    """Return what a peer is told that has said all, and takes no more of a call."""
-    return None if call.sent_all else Reset.NO_ERROR

@@ -83,6 +83,16 @@ def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return frame_head(len(payload), kind, flags, stream) + payload
 
 
+def headers_frames(stream: int, block: bytes, most_bytes: int) -> list[bytes]:
+    """Return the frames of a block of headers, of which each holds at most ``most_bytes``. No other frame may come
+    between them: RFC 9113, section 4.3."""
+    frames: list[bytes] = []
+    for at in range(0, len(block), most_bytes):
+        kind, is_last = Kind.CONTINUATION if at else Kind.HEADERS, at + most_bytes >= len(block)
+        frames.append(frame(kind, Flag.END_HEADERS if is_last else 0, stream, block[at : at + most_bytes]))
+    return frames
+
+
 def parse_head(data: memoryview, at: int) -> tuple[int, int, int, int]:
     """Return size, kind, flags and stream of the frame whose first nine bytes are at ``at``."""
     high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
@@ -121,6 +131,14 @@ def parse_number(payload: bytes) -> int:
     if len(payload) != 4:  # RFC 9113, sections 6.4 and 6.9
         raise WireFormatError("a number of another size")
     return int.from_bytes(payload, "big")
+
+
+def parse_increment(payload: bytes) -> int:
+    """Return by how much WINDOW_UPDATE widens a window. Raises WireFormatError."""
+    more = parse_number(payload) & MAX_WINDOW_BYTES
+    if not more:
+        raise WireFormatError("a window grows by nothing")
+    return more
 
 
 def parse_farewell(payload: bytes) -> tuple[int, str]:
