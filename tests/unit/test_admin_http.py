@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -313,6 +313,82 @@ def test_slow_callers_give_way_and_liveness_answers(access: AdminAccess, monkeyp
             # Nobody waits any more, and slow callers are still there.
             assert (await send(server, b"PUT /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"))[0] == 200
         assert not server.places.held
+
+    patient_loop.run(check())
+
+
+def test_a_burst_gives_way_after_whoever_came_with_it_is_served(
+    access: AdminAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MAX_ARRIVING", 20)
+    monkeypatch.setattr(places, "MAX_BURST", 200)
+
+    async def check() -> None:
+        routes = Routes()
+        held_when_served = []
+
+        async def heartbeat(request: Request) -> Response:
+            held_when_served.append(len(server.places.held))
+            return await routes.echo(request)
+
+        routes.routes["/heartbeat"] = {ANY_METHOD: heartbeat}
+        async with serving(routes, access) as server:
+            with _idle_peers(server, 200), socket.socket() as caller:
+                caller.connect(("127.0.0.1", server.port))
+                caller.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: b\r\n\r\n")
+                caller.setblocking(False)
+                answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(caller, 100), 30)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                # A few in each of the turns that it took.
+                assert held_when_served[0] > 100
+                while len(server.places.held) > 20:
+                    await asyncio.sleep(0)
+
+    patient_loop.run(check())
+
+
+def test_a_burst_has_a_bound(access: AdminAccess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "MAX_ARRIVING", 20)
+    monkeypatch.setattr(places, "MAX_BURST", 30)
+
+    async def check() -> None:
+        async with serving(Routes(), access) as server:
+            with _idle_peers(server, 200):
+                served = asyncio.ensure_future(send(server, b"GET /heartbeat HTTP/1.1\r\n\r\n"))
+                most_held = 0
+                while not served.done() or len(server.places.held) > 20:
+                    await asyncio.sleep(0)
+                    most_held = max(most_held, len(server.places.held))
+                assert (most_held, served.result()[0]) == (50, 200)
+
+    patient_loop.run(check())
+
+
+@contextlib.contextmanager
+def _idle_peers(server: AdminServer, count: int) -> Iterator[None]:
+    """Connections that send nothing. The loop of ``server`` does not run while they come."""
+    with contextlib.ExitStack() as ends:
+        for _ in range(count):
+            ends.enter_context(socket.socket()).connect(("127.0.0.1", server.port))
+        yield
+
+
+def test_a_probe_is_answered_without_a_task_of_its_own(access: AdminAccess) -> None:
+    """Each task is further turns of the event loop."""
+
+    async def check() -> None:
+        routes = Routes()
+        handled = []
+
+        async def count(request: Request) -> Response:
+            handled.append(len(server.places.handling))
+            return await routes.echo(request)
+
+        routes.routes |= {"/heartbeat": {ANY_METHOD: count}, "/echo": {"GET": count}}
+        async with serving(routes, access) as server:
+            for path in (b"/heartbeat", b"/echo"):
+                assert (await send(server, b"GET %s HTTP/1.1\r\n\r\n" % path))[0] == 200
+        assert handled == [0, 1]
 
     patient_loop.run(check())
 

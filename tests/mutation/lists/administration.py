@@ -55,9 +55,23 @@ MUTATIONS: Final = (
     Mutation(
         "Whoever has sent no whole request gives way.",
         "bookie_server/admin/places.py",
-        "self._make_room(self._arriving, MAX_ARRIVING)",
-        "pass",
+        "if len(self._arriving) > MAX_ARRIVING:\n            self._has_come = True",
+        "if False:\n            self._has_come = True",
         (f"{_HTTP}::test_slow_callers_give_way_and_liveness_answers",),
+    ),
+    Mutation(
+        "A burst of connections has a bound.",
+        "bookie_server/admin/places.py",
+        "self._make_room(self._arriving, MAX_ARRIVING + MAX_BURST)",
+        "pass",
+        (f"{_HTTP}::test_a_burst_has_a_bound",),
+    ),
+    Mutation(
+        "Who gives way is closed after the burst.",
+        "bookie_server/admin/places.py",
+        "0 if self._has_come else min(_CLOSED_AT_ONCE, len(self._arriving) - MAX_ARRIVING)",
+        "len(self._arriving) - MAX_ARRIVING",
+        (f"{_HTTP}::test_a_burst_gives_way_after_whoever_came_with_it_is_served",),
     ),
     Mutation(
         "Whoever does not read the response gives way.",
@@ -83,9 +97,16 @@ MUTATIONS: Final = (
     Mutation(
         "Liveness needs no place among requests.",
         "bookie_server/admin/server.py",
-        "if request.path not in OPEN_PATHS:\n            self.places.require_room()",
-        "self.places.require_room()",
+        "if request.path in OPEN_PATHS:",
+        "self.places.require_room()\n        if request.path in OPEN_PATHS:",
         (f"{_HTTP}::test_slow_callers_give_way_and_liveness_answers",),
+    ),
+    Mutation(
+        "A probe has no task of its own.",
+        "bookie_server/admin/server.py",
+        "            return await _guarded(handler, request)\n        self.places.require_room()",
+        "            pass\n        else:\n            self.places.require_room()",
+        (f"{_HTTP}::test_a_probe_is_answered_without_a_task_of_its_own",),
     ),
     Mutation(
         "An answer serves others, too, for some seconds.",
