@@ -108,6 +108,7 @@ def watch_server(metrics: BookieMetrics, server: NativeServer) -> None:
         ("connections_rejected", lambda: server.rejected_connections),
         ("connections_evicted", lambda: server.evicted_connections),
         ("stalled_peers", lambda: server.shared.stalled_peers),
+        ("incomplete_frames", lambda: server.shared.half_frames.closed),
         ("tls_handshakes", lambda: server.handshakes),
         ("tls_handshakes_failed", lambda: server.failed_handshakes),
         ("connections_in_clear_refused", lambda: server.refused_in_clear),

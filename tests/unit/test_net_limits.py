@@ -367,6 +367,7 @@ def test_an_idle_peer_stays_and_one_with_half_a_frame_does_not(monkeypatch: pyte
             await large.send(add_frame(1, 0, size=MIB)[:-1])
             assert await half.closed()
             assert await large.closed()
+            assert here.server.shared.half_frames.closed == 2
             await idle.send(wire_v2.read_requests(1, [1]))
             assert await idle.codes(1) == [Code.OK]
 
@@ -386,6 +387,7 @@ def test_half_frames_of_all_connections_are_bounded() -> None:
             await until(lambda: here.server.connection_count <= 5)
             await last.send(add_frame(1, 0, size=200_000)[-1:])
             await until(lambda: here.bookie.entries == 1)
+            assert here.server.shared.half_frames.closed == 20 - here.server.connection_count
 
     run(test)
 

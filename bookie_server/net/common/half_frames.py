@@ -30,6 +30,8 @@ class HalfFrames:
         #: Oldest first.
         self._since: dict[Half, tuple[float, int]] = {}
         self.bytes = 0
+        #: Connections that were closed here.
+        self.closed = 0
 
     def __len__(self) -> int:
         return len(self._since)
@@ -66,11 +68,14 @@ class HalfFrames:
                 del self._since[connection]
                 self._since[connection] = now, size_bytes
             else:
-                self.end(connection)
-                connection.abort()
+                self._close(connection)
 
     def _make_room(self) -> None:
         while self.bytes > self._max_bytes and self._since:
             oldest = next((one for one in self._since if not one.paused), None) or next(iter(self._since))
-            self.end(oldest)
-            oldest.abort()
+            self._close(oldest)
+
+    def _close(self, connection: Half) -> None:
+        self.closed += 1
+        self.end(connection)
+        connection.abort()
