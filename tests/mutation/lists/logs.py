@@ -17,8 +17,8 @@ MUTATIONS: Final = (
     Mutation(
         "A log writer takes no ledger whose id bookies know with another password.",
         "bk_spark/log/core/tail/writer_steps.py",
-        "if not isinstance(claimed, Failed):",
-        "if claimed is not None:",
+        "if isinstance(claimed, Claimed) and not (claimed.silent",
+        "if isinstance(claimed, Failed) or not (claimed.silent",
         ("tests/unit/test_log_tail_writing.py::test_ids_that_bookies_know_with_another_password_are_passed_over",),
     ),
     Mutation(
