@@ -108,6 +108,15 @@ def test_systemd_does_not_start_again_what_a_person_must_mend() -> None:
     assert interval / (pause + 10) < burst < interval / pause
 
 
+def test_docker_starts_servers_again_whatever_their_exit_status_and_after_the_machine() -> None:
+    """Other policies of Docker leave bookies down when ZooKeeper comes back late, or when the machine starts."""
+    (compose,) = read_yaml("docker/compose.yml")
+    policies = {name: service.get("restart") for name, service in compose["services"].items()}
+    finite = {"init", "bkctl"}
+    assert finite < policies.keys()
+    assert policies == {name: None if name in finite else "unless-stopped" for name in policies}
+
+
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         cannot_run("no systemd-analyze")
