@@ -18,11 +18,11 @@ from bk_spark.protocol.arrays import Int32s, Int64s
 from bk_spark.protocol.codes import LAST_ENTRY, Code
 from bk_spark.protocol.entries.digest import Buffer
 from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADER
-from bookie_server.entry_reader import MAX_LEDGERS, MAX_LOOKUP, ByLedger, EntryReader, ReadPart, durable
+from bookie_server.entry_reader import MAX_LEDGERS, MAX_LOOKUP, EntryReader, ReadPart, durable
 from bookie_server.metrics.bookie_counters import BookieCounters
 from bookie_server.state import BookieState
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
-from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES, PAGE_SLOTS
+from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from bookie_server.storage.index.ledger_cache import ColdPageError
 from bookie_server.storage.journal import journal
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor
@@ -35,8 +35,6 @@ AddDone = Callable[[Code | Int32s], None]
 
 #: The key and an explicit LAC packet must both fit into an index file's header.
 _MAX_KEY_BYTES: Final = 256
-#: Entries of a batch read that are looked up at a time, after the first.
-_MOST_BATCH_LOOKUP: Final = 8 * PAGE_SLOTS
 _MAX_LAC_PACKET_BYTES: Final = INDEX_HEADER_BYTES - 64 - _MAX_KEY_BYTES
 
 
@@ -354,40 +352,7 @@ class Bookie:
         Returns up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least
         one. The code is an error only if the first entry fails. ``taken``: as in :meth:`read`.
         """
-        by_ledger: ByLedger = [(ledger_id, slice(None))]
-        codes, resolved, _ = await self._reader.locate_durable(by_ledger, np.array([first_entry_id], np.int64))
-        if codes[0] != Code.OK:
-            return Code(int(codes[0])), []
-        result: list[StoredEntries] = []
-        next_id, left_bytes = int(resolved[0]), max(limit_bytes, 1)
-        left_count = max_count if max_count > 0 else MAX_ENTRY_ID
-        # Up to the end of an index page. Then as many as will fit, by the size of those that were found.
-        most = PAGE_SLOTS - next_id % PAGE_SLOTS
-        while left_count > 0 and left_bytes > 0 and next_id <= MAX_ENTRY_ID:
-            asked = min(left_count, most)
-            ids = np.arange(next_id, next_id + asked)
-            codes, _, locations = await self._reader.locate(by_ledger, ids)
-            missing = np.flatnonzero(codes != Code.OK)
-            if len(missing) and not (asked := int(missing[0])):
-                break
-            entries = await self._reader.fetch(
-                np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes, taken=taken
-            )
-            good = entries.fitting(left_bytes, at_least_one=not result)
-            if good == 0:
-                break
-            result.append(StoredEntries(entries.data, entries.starts[:good], entries.sizes[:good]))
-            size_bytes = int(entries.sizes[:good].sum())
-            self.counters.read(good, size_bytes)
-            left_bytes -= size_bytes + good * LENGTH_BYTES
-            left_count -= good
-            next_id += good
-            # Where some lie elsewhere, the others are looked up again: not many of them, then.
-            most = _MOST_BATCH_LOOKUP if good == asked else PAGE_SLOTS
-            most = min(most, left_bytes * good // (size_bytes + good * LENGTH_BYTES) + 1)
-            if good < len(entries.sizes):
-                break
-        return (Code.OK if result else Code.IO_ERROR), result
+        return await self._reader.read_batch(ledger_id, first_entry_id, max_count, limit_bytes, taken=taken)
 
     async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
         """Ids of the ledger's entries on this bookie, ascending. Waits for entries that are not yet durable."""

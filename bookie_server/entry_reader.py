@@ -29,11 +29,12 @@ from bookie_server.storage.entrylog.entry_log_reader import (
     MOST_AT_ONCE_TAKEN_BYTES,
     StoredEntries,
 )
+from bookie_server.storage.index.index import PAGE_SLOTS
 from bookie_server.storage.index.ledger_cache import ColdPageError, PageKey
 from bookie_server.storage.ledger_descriptors import LedgerDescriptor, PendingGroup
 from bookie_server.storage.ledger_storage import LedgerStorage
 from bookie_server.storage.locations import half_and_positions
-from bookie_server.storage.records import MAX_ENTRY_ID
+from bookie_server.storage.records import LENGTH_BYTES, MAX_ENTRY_ID
 
 _LOG: Final = logging.getLogger(__name__)
 #: Each ledger with the positions of its entries in the arrays of a request.
@@ -44,6 +45,8 @@ _READ_THREADS: Final = 2
 MAX_LOOKUP: Final = 1024
 #: Number of ledgers looked up at a time; each may need a search for its index file.
 MAX_LEDGERS: Final = 64
+#: Entries of a batch read that are looked up at a time, after the first.
+_MOST_BATCH_LOOKUP: Final = 8 * PAGE_SLOTS
 #: Attempts to load the pages for one lookup. If they are never in memory together, the event loop blocks for them.
 _MAX_ROUNDS: Final = 4
 
@@ -59,7 +62,7 @@ class ReadPart:
 class EntryReader:
     """Finds and fetches entries over one :class:`LedgerStorage`. Event loop only.
 
-    ``counters`` counts where entries came from.
+    ``counters`` counts where entries came from, and the entries of batch reads.
     """
 
     def __init__(self, storage: LedgerStorage, counters: BookieCounters) -> None:
@@ -94,7 +97,8 @@ class EntryReader:
         """Same as :meth:`locate`, after waiting for missing entries that are being written to the journal."""
         while True:
             found = await self.locate(by_ledger, entry_ids)
-            group = self._pending_group(by_ledger, entry_ids, missing=found[0] == Code.NO_ENTRY)
+            missing = found[0] == Code.NO_ENTRY
+            group = self._pending_group(by_ledger, entry_ids, missing) if missing.any() else None
             if group is None:
                 return found
             await durable(group)
@@ -103,8 +107,6 @@ class EntryReader:
         self, by_ledger: ByLedger, entry_ids: Int64s, missing: npt.NDArray[np.bool_]
     ) -> PendingGroup | None:
         """The group to wait for before the ``missing`` entries may be reported as absent."""
-        if not missing.any():
-            return None
         for ledger_id, which in by_ledger:
             descriptor = self.descriptor(ledger_id)
             if isinstance(descriptor, LedgerDescriptor) and descriptor.group is not None:
@@ -207,6 +209,45 @@ class EntryReader:
         if (entries.sizes < 0).any():
             return await self._fetch_moved(ledger_ids, entry_ids, locations, entries)
         return entries
+
+    async def read_batch(
+        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int, *, taken: bool
+    ) -> tuple[Code, list[StoredEntries]]:
+        """See :meth:`Bookie.read_batch`."""
+        by_ledger: ByLedger = [(ledger_id, slice(None))]
+        codes, resolved, _ = await self.locate_durable(by_ledger, np.array([first_entry_id], np.int64))
+        if codes[0] != Code.OK:
+            return Code(int(codes[0])), []
+        result: list[StoredEntries] = []
+        next_id, left_bytes = int(resolved[0]), max(limit_bytes, 1)
+        left_count = max_count if max_count > 0 else MAX_ENTRY_ID
+        # Up to the end of an index page. Then as many as will fit, by the size of those that were found.
+        most = PAGE_SLOTS - next_id % PAGE_SLOTS
+        while left_count > 0 and left_bytes > 0 and next_id <= MAX_ENTRY_ID:
+            asked = min(left_count, most)
+            ids = np.arange(next_id, next_id + asked)
+            codes, _, locations = await self.locate(by_ledger, ids)
+            missing = np.flatnonzero(codes != Code.OK)
+            if len(missing) and not (asked := int(missing[0])):
+                break
+            entries = await self.fetch(
+                np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes, taken=taken
+            )
+            good = entries.fitting(left_bytes, at_least_one=not result)
+            if good == 0:
+                break
+            result.append(StoredEntries(entries.data, entries.starts[:good], entries.sizes[:good]))
+            size_bytes = int(entries.sizes[:good].sum())
+            self._counters.read(good, size_bytes)
+            left_bytes -= size_bytes + good * LENGTH_BYTES
+            left_count -= good
+            next_id += good
+            # Where some lie elsewhere, the others are looked up again: not many of them, then.
+            most = _MOST_BATCH_LOOKUP if good == asked else PAGE_SLOTS
+            most = min(most, left_bytes * good // (size_bytes + good * LENGTH_BYTES) + 1)
+            if good < len(entries.sizes):
+                break
+        return (Code.OK if result else Code.IO_ERROR), result
 
     async def _fetch_moved(
         self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, entries: StoredEntries

@@ -64,21 +64,14 @@ class WriteHandle:
             pool = pool_v3
         self._packager = packager_of(config, ledger_id, digest_type, password, deferred_sync=deferred_sync)
         self.payload_limit = PayloadLimit(ledger_id, config.max_payload_bytes(digest_type))
+        metadata, version, limits = stored.metadata, stored.version, limits_of(config)
         self.machine = LedgerWriter(
-            ledger_id,
-            stored.metadata,
-            stored.version,
-            self._packager,
-            deferred_sync=deferred_sync,
-            limits=limits_of(config),
+            ledger_id, metadata, version, self._packager, deferred_sync=deferred_sync, limits=limits
         )
-        self._lac_sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
-        self._performer = WriterPerformer(self.machine, services, pool, config, self._tell, self._lac_sender)
+        lac_sender = None if pool_v3 is None else LacSender(digest_type, password, pool_v3, config.add_timeout_ms)
+        self._performer = WriterPerformer(self.machine, services, pool, config, self._tell, lac_sender)
         self._runner = AsyncRunner[WriterAction, WriterEvent, LedgerMetadata](
-            self.machine,
-            self._performer.perform,
-            what=f"writer of ledger {ledger_id}",
-            on_progress=self._on_progress,
+            self.machine, self._performer.perform, what=f"writer of ledger {ledger_id}", on_progress=self._on_progress
         )
         self.waiters = Waiters()
         #: Called on the event loop when the handle has ended with an error.
@@ -96,9 +89,7 @@ class WriteHandle:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The id of the last confirmed entry, -1 if there is none. With deferred sync only forced entries are
-        confirmed.
-        """
+        """The id of the last confirmed entry, -1 if none. With deferred sync only forced entries are confirmed."""
         return self.machine.last_add_confirmed
 
     @property
@@ -151,12 +142,7 @@ class WriteHandle:
         BookieUnavailableError
             If too few bookies answer. New ledgers get other bookies, as far as there are some.
         """
-        assert self._lac_sender is not None
-        self._performer.claims = True
-        quorum, ensemble = self.metadata.quorum, tuple(self.machine.ensemble.members)
-        silent = await self._lac_sender.claim(self.ledger_id, quorum, ensemble, self._performer.choose_last)
-        self.machine.password_is_known = True
-        return silent
+        return await self._performer.claim()
 
     async def append(self, payload: Buffer) -> int:
         """Append one entry.
@@ -220,12 +206,8 @@ class WriteHandle:
         ------
         InvalidArgumentError
             If an entry is larger than a bookie accepts. No entry was appended.
-        LedgerFencedError
-            If another client has recovered the ledger.
-        LedgerClosedError
-            If this writer was closed or abandoned.
-        PeerError
-            If too many bookies failed. The writer has ended.
+        LedgerFencedError, LedgerClosedError, PeerError
+            As for :meth:`append`.
         """
         self.machine.check_open()
         self._check_alone(self._appending_many or self._waiting_appends > 0)
@@ -276,10 +258,8 @@ class WriteHandle:
         ------
         InvalidArgumentError
             If the entry was not appended.
-        LedgerFencedError
-            If another client has recovered the ledger.
-        PeerError
-            If too many bookies failed. The writer has ended.
+        LedgerFencedError, PeerError
+            As for :meth:`flush`.
         """
         if entry_id > self.last_add_pushed:
             raise InvalidArgumentError(
@@ -358,8 +338,6 @@ class WriteHandle:
         self.machine.abandon()
         self._runner.run()
         await self._runner.stop()
-
-    # --- appending ---
 
     def raise_error(self) -> None:
         """Raise the error that ended the handle, if any."""

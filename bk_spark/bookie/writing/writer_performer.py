@@ -90,7 +90,7 @@ class WriterPerformer:
         self._tell = tell
         self._lac_sender = lac_sender
         #: Whether a bookie joins only if it takes the ledger's password.
-        self.claims = False
+        self._claims = False
         self._gathers = gathers
         self.connections = EnsembleConnections(
             machine.ledger_id, pool, services, config.add_timeout_ms, self._on_answers, self._on_loss
@@ -118,9 +118,16 @@ class WriterPerformer:
                 return self._write_lac(action)
         return None
 
-    def choose_last(self, bookie_id: str) -> None:
-        """A bookie does not answer: prefer others for new ledgers."""
-        self._services.bookie_failed(bookie_id)
+    async def claim(self) -> tuple[str, ...]:
+        """Tell the bookies of the ensemble the ledger's password, and from now on those that may join it: see
+        :class:`bk_spark.protocol.ledger.claiming.LedgerClaim`, also for result and errors."""
+        assert self._lac_sender is not None
+        self._claims = True
+        quorum, members = self._machine.metadata.quorum, tuple(self._machine.ensemble.members)
+        # New ledgers get other bookies than those that do not answer.
+        silent = await self._lac_sender.claim(self._ledger_id, quorum, members, self._services.bookie_failed)
+        self._machine.password_is_known = True
+        return silent
 
     def detach(self) -> None:
         """Stop listening to all bookies."""
@@ -174,7 +181,7 @@ class WriterPerformer:
                     # More bookies would not help.
                     raise NotEnoughBookiesError(f"{error.message}; {problem}") from error
             case TryBookie(bookie_id):
-                if self.claims and not await self._takes_password(bookie_id):
+                if self._claims and not await self._takes_password(bookie_id):
                     return BookieTried(False)
                 return BookieTried(await self.connections.connect(bookie_id, probe=True))
 
