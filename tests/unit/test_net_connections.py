@@ -461,6 +461,43 @@ def test_n1_who_connects_and_speaks_at_once_passes_many_that_connected_before_an
     run(test)
 
 
+def test_n1_who_speaks_in_the_middle_of_many_that_send_too_little_waits_for_few_turns() -> None:
+    """In turn the newest and the oldest are heard, and the one in the middle last."""
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as peers:
+            address = listener.getsockname()
+            came: list[Newcomer] = []
+            turns, spoke_at = Turns(), list[int]()
+
+            def note(newcomer: Newcomer) -> None:
+                spoke_at.append(turns.count)
+                came.remove(newcomer)
+                newcomer.socket.close()
+
+            newcomers = Newcomers(
+                listener,
+                came=lambda newcomer: not came.append(newcomer),
+                spoke=note,
+                left=came.remove,
+                wanted_bytes=lambda first: 1 if first == b"whole" else len(first) + 1,
+            )
+            newcomers.start()
+            all_peers = [peers.enter_context(socket.create_connection(address)) for _ in range(401)]
+            await until(lambda: len(came) == 401)
+            for peer in all_peers:  # all of them in one turn
+                peer.sendall(b"whole" if peer is all_peers[200] else b"x")
+            begun_at = turns.count
+            await until(lambda: bool(spoke_at))
+            assert spoke_at[0] - begun_at <= 401 / 4 + 5
+            turns.stop()
+            for each in came:
+                each.abort()
+            newcomers.close()
+
+    run(test)
+
+
 def look_again(newcomers: Newcomers) -> None:
     """In place of :meth:`Newcomers._hear`: hear nobody."""
     vars(newcomers)["_hears_soon"] = True

@@ -364,6 +364,16 @@ MUTATIONS: Final = (
         ("tests/unit/test_net_connections.py::test_n1_newcomers_come_one_by_one",),
     ),
     Mutation(
+        "Of those that have sent too little, several are heard in a turn.",
+        "bookie_server/net/common/entrance/newcomers.py",
+        "_LOOKED_AT_ONCE: Final = 4",
+        "_LOOKED_AT_ONCE: Final = 1",
+        (
+            "tests/unit/test_net_connections.py"
+            "::test_n1_who_speaks_in_the_middle_of_many_that_send_too_little_waits_for_few_turns",
+        ),
+    ),
+    Mutation(
         "A newcomer's request is read when it gets a transport.",
         "bookie_server/net/native/connection.py",
         "if connected is not None and tls is None:",
