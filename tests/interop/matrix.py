@@ -124,15 +124,19 @@ def answer_of(bookie_id: str, request: bytes) -> bytes:
         return stream.read(int.from_bytes(stream.read(4), "big"))
 
 
-def recovery_s(sides: Sides, party: Party, count: int) -> float:
-    """How long a party takes to recover a ledger of ``count`` entries of which none was ever confirmed, and to read
-    them."""
+def unconfirmed_ledger(sides: Sides, count: int) -> tuple[int, Entries]:
+    """An abandoned ledger of ``count`` entries of which none was ever confirmed, and what a recovery must find."""
     payloads = Payloads.of_size(count, 1024)
     ledger = sides[OURS_V3].create(deferred_sync=True)
     ledger.append(payloads)
     ledger.abandon()
+    return ledger.ledger_id, Entries(count, payloads.fingerprint, count - 1)
+
+
+def recovery_s(sides: Sides, party: Party, ledger_id: int, entries: Entries) -> float:
+    """How long a party takes to recover a ledger and to read its ``entries``."""
     begun = time.perf_counter()
-    recovered = sides[party].recover(ledger.ledger_id)
+    recovered = sides[party].recover(ledger_id)
     took_s = time.perf_counter() - begun
-    assert recovered == Entries(count, payloads.fingerprint, count - 1)
+    assert recovered == entries
     return took_s
