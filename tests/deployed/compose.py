@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tests.deployed.engine import IMAGE, REPOSITORY, Engine
 from tests.deployed.report import check, wait_for
+from tests.deployed.started import Started
 from tests.support.deploy import DEPLOY, read_yaml
 
 #: Not the name in the file, so that its volumes are never taken for somebody's.
@@ -63,7 +63,7 @@ def build_image(engine: Engine) -> None:
         assert found == ["10001", "none", "none", "none", "/bookkeeper"], found
 
 
-class Composed:
+class Composed(Started):
     """The project of the compose file, from ``docker compose up`` to ``down``."""
 
     #: As clients in its network have it.
@@ -81,25 +81,18 @@ class Composed:
         #: What goes on running, and says how it is.
         self._healthy = ["autorecovery", *self._bookies, "zookeeper"]
 
-    def __enter__(self) -> Self:
-        try:
-            with check("docker compose up: all services are healthy"):
-                self._run("up", "--build", "--detach")
-                self._wait_healthy()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+    def _start(self) -> None:
+        with check("docker compose up: all services are healthy"):
+            self._run("up", "--build", "--detach")
+            self._wait_healthy()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def _stop(self) -> None:
         self._engine.run(*self._compose, "--profile", "tools", "down", "--volumes", "--timeout", "10", check=False)
 
     def check_all(self) -> None:
         ledger = self._use()
         self._kill(ledger)
-        self._stop_and_start(ledger)
+        self._stop_and_go_on(ledger)
 
     def _run(self, *arguments: str) -> str:
         return self._engine.run(*self._compose, *arguments).stdout.strip()
@@ -142,7 +135,7 @@ class Composed:
             self._wait_healthy()
             assert self._client(READ, ledger) == "2000"
 
-    def _stop_and_start(self, ledger: str) -> None:
+    def _stop_and_go_on(self, ledger: str) -> None:
         with check("docker compose stop: in order, with status 0"):
             self._run("stop")
             for name in ("autorecovery", *self._bookies):

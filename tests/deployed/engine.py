@@ -6,11 +6,11 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from tests.deployed.control_groups import remove_control_groups
 from tests.deployed.report import wait_for
+from tests.deployed.started import Started
 from tests.support.deploy import DEPLOY
 
 REPOSITORY: Final = DEPLOY.parent
@@ -31,32 +31,25 @@ _CGROUP: Final = "bk-spark-deployed"
 IMAGE: Final = "bk-spark"
 
 
-class Engine:
+class Engine(Started):
     """Docker, as long as a ``with`` statement runs. ``roots`` has the trees of ``make_roots.sh``."""
 
     def __init__(self, roots: Path) -> None:
         self.directory = roots
         self._daemon: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def _start(self) -> None:
         command = ["unshare", "--mount", "--propagation", "private", "bash", str(_HERE / "start_engine.sh")]
         command += [str(self.directory / "engine"), str(REPOSITORY), str(self.directory / "docker"), f"/{_CGROUP}"]
         with (self.directory / "engine.log").open("wb") as log:
             self._daemon = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            wait_for(self._answers, f"Docker's daemon answers; see {self.directory / 'engine.log'}")
-            self._forget()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+        wait_for(self._answers, f"Docker's daemon answers; see {self.directory / 'engine.log'}")
+        self._forget()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._daemon is not None
-        self._daemon.terminate()
-        self._daemon.wait(timeout=60)
+    def _stop(self) -> None:
+        if self._daemon is not None:
+            self._daemon.terminate()
+            self._daemon.wait(timeout=60)
         remove_control_groups(_CGROUP)
 
     def _answers(self) -> bool:

@@ -6,17 +6,17 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from tests.deployed.control_groups import remove_control_groups, version_2
 from tests.deployed.report import wait_for
+from tests.deployed.started import Started
 
 _HERE: Final = Path(__file__).parent
 _PATH: Final = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Host:
+class Host(Started):
     """A copy of the tree ``host``, running as long as a ``with`` statement does."""
 
     def __init__(self, roots: Path) -> None:
@@ -27,30 +27,23 @@ class Host:
         self._systemd_pid = 0
         self._cgroup = version_2() / f"bk-spark-host-{os.getpid()}"
 
-    def __enter__(self) -> Self:
+    def _start(self) -> None:
         subprocess.run(["rm", "-rf", str(self.root)], check=True)
         subprocess.run(["cp", "-a", "--reflink=auto", str(self._tree), str(self.root)], check=True)
         self._cgroup.mkdir()
         with self._log.open("wb") as log:
             command = ["bash", str(_HERE / "start_host.sh"), str(self.root), str(self._cgroup)]
             self._starter = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            wait_for(self._answers, f"systemd is up; see {self._log}", 60)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+        wait_for(self._answers, f"systemd is up; see {self._log}", 60)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def _stop(self) -> None:
         """The end of its first process ends all others."""
-        assert self._starter is not None
-        if self._systemd_pid:
-            os.kill(self._systemd_pid, signal.SIGKILL)
-        else:
-            self._starter.terminate()
-        self._starter.wait(timeout=60)
+        if self._starter is not None:
+            if self._systemd_pid:
+                os.kill(self._systemd_pid, signal.SIGKILL)
+            else:
+                self._starter.terminate()
+            self._starter.wait(timeout=60)
         remove_control_groups(self._cgroup.name)
         subprocess.run(["rm", "-rf", str(self.root)], check=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -24,12 +25,10 @@ _DISK: Final = "/disk1"
 
 
 def run_unit(roots: Path) -> None:
-    with check("a host with systemd starts"):
-        host = Host(roots).__enter__()
-    try:
+    with ExitStack() as stack:
+        with check("a host with systemd starts"):
+            host = stack.enter_context(Host(roots))
         _OnHost(host, roots).run()
-    finally:
-        host.__exit__(None, None, None)
 
 
 def documented_commands() -> list[str]:
