@@ -51,7 +51,7 @@ NAME = "stalled_peers"
 _HERE: Final = Path(__file__).parents[1]
 _LEDGER: Final = 77
 _WARM_UP_S: Final = 2.0
-_PAUSE_S: Final = 2.0
+_PAUSE_S: Final = 8.0
 _WINDOWS: Final = ("alone", "elsewhere", "beside")
 #: The attack of which the bookies' clients log in.
 _LOGINS: Final = "wrong_logins"
@@ -120,7 +120,7 @@ def _measure(
     alone = window(ports[0], seconds)
     with _attacker(attack, ports[1], seconds, options) as begin:
         elsewhere = window(ports[0], seconds, begin)
-    time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections
+    time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections, and makes index files of fenced ledgers
     with _attacker(attack, ports[0], seconds, options) as begin:
         beside = window(ports[0], seconds, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}

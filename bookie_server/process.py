@@ -48,7 +48,7 @@ EXIT_ZOOKEEPER_REGISTRATION: Final = 4
 EXIT_BOOKIE_ERROR: Final = 5
 
 #: Maximum time, approximately, that threads of this process wait for the GIL; the default is 5 ms.
-_SWITCH_INTERVAL_S: Final = 0.0005
+SWITCH_INTERVAL_S: Final = 0.0005
 #: Thresholds of Python's cycle collector; the last two numbers are 10 by default. A full collection with many
 #: connections stops the event loop for 60 ms. Closed connections leave no cycles, so full collections may be rare. With
 #: the second number those of the middle generation take 0.3 ms instead of 0.9.
@@ -113,7 +113,8 @@ def _run(
             identity = check_identity(zookeeper, config)
             checked = True
             service = BookieService(config, zookeeper, identity, listener, tls, access, admin)
-        return asyncio.run(service.run(_SIGNALS))
+        with asyncio.Runner(loop_factory=service.new_event_loop) as runner:
+            return runner.run(service.run(_SIGNALS))
     except StopRequestedError:
         _LOG.info("stopped before the bookie served")
         return EXIT_OK
@@ -147,7 +148,7 @@ def _bind(config: BookieConfig) -> socket.socket:
 def _tune_process() -> None:
     """Tune the process: short waits between threads, rare full collections, freed batches returned to the system, and
     room for the maximum number of open files."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     np.unique(np.zeros(1))  # its first call imports for 8 ms, which must not happen in the event loop
     gc.set_threshold(*_COLLECT_AT)
     gc.collect()

@@ -30,6 +30,7 @@ from bookie_server.config.config import BookieConfig
 from bookie_server.disks.disk_monitor import CollectorHooks, DiskMonitor
 from bookie_server.disks.file_limit import last_indexable_entry
 from bookie_server.disks.open_files import share_connections
+from bookie_server.event_loop import new_event_loop
 from bookie_server.gc.garbage_collector import DISKS, MAJOR, MINOR, GarbageCollector
 from bookie_server.identity.cluster_identity import ClusterIdentity
 from bookie_server.identity.cookies import current_directories
@@ -105,6 +106,10 @@ class BookieService:
         mark_dirty(
             self._directories.paths, synced=config.journal_sync_data, losses_handled=config.data_integrity_checking
         )
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop for :meth:`run`."""
+        return new_event_loop(lambda: self._storage.journals.busy_since_s)
 
     async def run(self, signals: Sequence[signal.Signals]) -> int:
         """Serve until one of ``signals`` arrives or the bookie fails. Return the exit code.

@@ -62,6 +62,7 @@ class HeldBookie:
         self.ledger.lac_loaded = True
         self.excess_bytes = 0
         self.new_ledgers_wait = False
+        self.in_memory: set[int] = set()
         self.flushes = 0
         self.looked_up: list[frozenset[int]] = []
         self.fences: dict[int, asyncio.Future[Code]] = {}
@@ -113,7 +114,7 @@ class HeldBookie:
         return asyncio.get_running_loop().create_future()
 
     def is_in_memory(self, ledger_id: int) -> bool:
-        return ledger_id in self.fences
+        return ledger_id in self.fences or ledger_id in self.in_memory
 
     def fenced_before(self, ledger_id: int, master_key: bytes) -> Code | None:
         fence = self.fences.get(ledger_id)

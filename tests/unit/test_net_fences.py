@@ -242,6 +242,30 @@ def test_fences_wait_while_too_many_new_ledgers_have_no_index_file() -> None:
     run(test)
 
 
+def test_n1_a_ledger_in_memory_is_fenced_at_once_while_new_ledgers_wait() -> None:
+    """Whoever recovers a ledger that the bookie knows does not wait for the index files of an attacker's ledgers."""
+
+    async def test() -> None:
+        bookie = FencingBookie()
+        bookie.new_ledgers_wait = True
+        bookie.in_memory = {1, 7, 200}
+        async with front(NetConfig(), bookie) as here:
+            attacker, peer = await here.connect(), await here.connect()
+            await attacker.send(fences(100, 10))
+            await until(lambda: here.server.load.reads == 10)
+            await peer.send(fences(1, 1))
+            await until(lambda: [*bookie.fences] == [1])
+            await attacker.send(fences(200, 1))
+            await peer.send(fences(6, 1) + fences(7, 1))
+            await asyncio.sleep(0.1)
+            assert [*bookie.fences] == [1], "order within a connection"
+            bookie.new_ledgers_wait = False
+            await until(lambda: len(bookie.fences) == 13)
+            bookie.turns.stop()
+
+    run(test)
+
+
 def test_n1_adds_do_not_ask_long_polls_that_wait_for_a_later_entry() -> None:
     descriptor, asked = LedgerDescriptor(1, KEY), []
     for i in range(20_000):

@@ -2,9 +2,9 @@
 
 A fence of an unknown ledger creates the ledger: a descriptor, journal records, an index file. The number of fences that
 begin in a turn is bounded, and so is the number on their way to the journal. While too many new ledgers wait for their
-index files, no fence begins. The others wait, in order within a connection, and the connections take turns. A fence
-takes effect when it begins. It is answered once it is durable. If there are many, the journal writes them together, and
-in between it is free for adds.
+index files, only fences of ledgers in memory begin. The others wait, in order within a connection, and the connections
+take turns. A fence takes effect when it begins. It is answered once it is durable. If there are many, the journal writes
+them together, and in between it is free for adds.
 
 Before a fence of a ledger that is not in memory begins, a thread searches for the ledger's index file. The search may
 wait for a flush that creates files in the same directory.
@@ -67,7 +67,9 @@ class Fences:
             outcome: asyncio.Future[Code] = self._loop.create_future()
             outcome.set_result(before)
             return outcome
-        if not self._waiting and self._may_begin and self._bookie.is_in_memory(ledger_id):
+        # Whoever waits for index files is not overtaken: it needs something else.
+        is_next = not self._waiting or (asker not in self._waiting and self._bookie.new_ledgers_wait)
+        if is_next and self._may_begin and self._bookie.is_in_memory(ledger_id):
             return self._begin(asker, ledger_id, master_key)
         outcome = self._loop.create_future()
         self._waiting.setdefault(asker, deque()).append((ledger_id, master_key, outcome))
@@ -80,7 +82,7 @@ class Fences:
 
     @property
     def _may_begin(self) -> bool:
-        return self._begun < _PER_TURN and self._under_way < _UNDER_WAY and not self._bookie.new_ledgers_wait
+        return self._begun < _PER_TURN and self._under_way < _UNDER_WAY
 
     def _begin(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         since = time.thread_time()
@@ -119,15 +121,17 @@ class Fences:
                 self._waiting[asker] = queue  # the others are first
             if is_ready and not outcome.done():
                 self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
-        if unready:
+        if unready and not self._bookie.new_ledgers_wait:
             if self._looking_up is None:
                 self._looking_up = self._loop.create_task(self._look_up())
         elif self._waiting and self._look is None and self._under_way < _UNDER_WAY:
             self._look = self._loop.call_later(_LOOK_INTERVAL_S, self._turn)
 
     def _is_ready(self, ledger_id: int) -> bool:
+        if self._bookie.is_in_memory(ledger_id):
+            return True
         looked_up = ledger_id in self._looked_up and self._looked_up_at == self._bookie.flushes
-        return looked_up or self._bookie.is_in_memory(ledger_id)
+        return looked_up and not self._bookie.new_ledgers_wait
 
     async def _look_up(self) -> None:
         """Search for the index files of the ledgers that are next."""

@@ -97,6 +97,9 @@ class GroupCommit:
         self._resume_at = 0.0
         self._unsynced_since = 0.0
 
+        #: When the thread took the group that it writes and syncs now, by the monotonic clock. None: it does not.
+        self.busy_since_s: float | None = None
+
     # --- in the event loop -------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -286,6 +289,7 @@ class GroupCommit:
                 self._sync_alone()
             else:
                 self._commit(*taken)
+                self.busy_since_s = None
 
     def _take(self) -> tuple[JournalGroup, FlushReason] | None:
         """Wait for the next group that may be written. Return None when a sync is due, and at the end."""
@@ -305,6 +309,7 @@ class GroupCommit:
                         group, self._pending = self._pending, JournalGroup()
                         self._filled = False
                         self._in_flight = group
+                        self.busy_since_s = now
                         return group, reason
                     waits.append(wait)
                 if self._writer.unsynced and self._fatal is None:

@@ -145,6 +145,12 @@ class Journals:
         return _all_of([commit.probe for commit in self._commits], done)
 
     @property
+    def busy_since_s(self) -> float | None:
+        """When the oldest group was taken that is being written and synced. None: there is none."""
+        since_s = [commit.busy_since_s for commit in self._commits]
+        return min((one for one in since_s if one is not None), default=None)
+
+    @property
     def outstanding_bytes(self) -> int:
         """Bytes added whose group is not decided yet."""
         return sum(commit.outstanding_bytes for commit in self._commits)

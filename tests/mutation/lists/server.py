@@ -207,10 +207,17 @@ MUTATIONS: Final = (
         ("tests/unit/test_net_fences.py::test_n1_many_fencing_reads_of_unknown_ledgers_begin_a_few_in_a_turn",),
     ),
     Mutation(
+        "A busy event loop gives way to the journals' threads.",
+        "bookie_server/event_loop.py",
+        "                time.sleep(_WAY_S)\n",
+        "                pass\n",
+        ("tests/unit/test_event_loop.py::test_the_loop_gives_way_once_a_millisecond_while_a_group_takes_long",),
+    ),
+    Mutation(
         "No fence of a new ledger begins while too many wait for index files.",
         "bookie_server/net/native/fences.py",
-        " and not self._bookie.new_ledgers_wait",
-        "",
+        "return looked_up and not self._bookie.new_ledgers_wait",
+        "return looked_up",
         ("tests/unit/test_net_fences.py::test_fences_wait_while_too_many_new_ledgers_have_no_index_file",),
     ),
     Mutation(
