@@ -260,7 +260,7 @@ def test_n1_a_ledger_in_memory_is_fenced_at_once_while_new_ledgers_wait() -> Non
             await asyncio.sleep(0.1)
             assert [*bookie.fences] == [1], "order within a connection"
             bookie.new_ledgers_wait = False
-            await until(lambda: len(bookie.fences) == 13)
+            await until(lambda: len(bookie.fences) == 14)
             bookie.turns.stop()
 
     run(test)

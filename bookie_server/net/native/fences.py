@@ -3,8 +3,8 @@
 A fence of an unknown ledger creates the ledger: a descriptor, journal records, an index file. The number of fences that
 begin in a turn is bounded, and so is the number on their way to the journal. While too many new ledgers wait for their
 index files, only fences of ledgers in memory begin. The others wait, in order within a connection, and the connections
-take turns. A fence takes effect when it begins. It is answered once it is durable. If there are many, the journal writes
-them together, and in between it is free for adds.
+take turns. A fence takes effect when it begins. It is answered once it is durable. If there are many, the journal
+writes them together, and in between it is free for adds.
 
 Before a fence of a ledger that is not in memory begins, a thread searches for the ledger's index file. The search may
 wait for a flush that creates files in the same directory.
