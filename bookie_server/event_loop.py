@@ -18,7 +18,7 @@ from typing import Final
 #: How long the loop keeps the GIL for itself, approximately, while a journal's thread may need it.
 _MOST_KEPT_S: Final = 0.001
 #: A group that takes longer than this may wait for the GIL. To give way earlier would make groups smaller, and more.
-_EXPECTED_S: Final = 0.001
+_EXPECTED_S: Final = 0.002
 #: A pause in which a thread that waits for the GIL wakes up and takes it. The kernel makes 0.1 to 0.15 ms of it.
 _WAY_S: Final = 0.00005
 

@@ -118,7 +118,7 @@ def test_the_loop_gives_way_once_a_millisecond_while_a_group_takes_long(clock: C
 def test_the_loop_keeps_on_while_nobody_needs_it_to_give_way(clock: Clock) -> None:
     assert clock.turns(100) == 0, "no group is written"
     clock.busy_since_s = clock.now_s
-    assert clock.turns(9) == 0, "it was written for less than a millisecond"
+    assert clock.turns(9) == 0, "it has been written for less than two milliseconds"
     assert clock.turns(100, timeout=1.0) == 0, "the loop waits anyway"
     clock.poll_s = 0.0002
     assert clock.turns(100) <= 1, "each poll takes long enough"
