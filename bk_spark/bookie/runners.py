@@ -245,6 +245,14 @@ class AsyncRunner(Generic[A, E, R]):
         assert self.machine.outcome is not None
         return _result(self.machine.outcome)
 
+    async def complete(self) -> R:
+        """Run the machine to its end, and return its result once nothing of it is under way. Raises its error."""
+        try:
+            self.run()
+            return await self.result()
+        finally:
+            await self.stop()
+
     async def stop(self) -> None:
         """Cancel all tasks and timers, and wait until the tasks have ended."""
         self._stop_timers()

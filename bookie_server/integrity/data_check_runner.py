@@ -126,11 +126,7 @@ class DataCheckRunner:
             return LedgerChecked(action.ledger_id, await self._check_ledger(action.ledger_id, repairs))
 
         runner: AsyncRunner[CheckLedger, Any, DataCheckProgress] = AsyncRunner(check, check_one, what="data check")
-        try:
-            runner.run()
-            await runner.result()
-        finally:
-            await runner.stop()
+        await runner.complete()
 
     async def _check_ledger(self, ledger_id: int, repairs: LedgerRepairs) -> LimboResult:
         """Check one ledger. What ends the check is the reason why it is not whole."""
@@ -151,12 +147,10 @@ class DataCheckRunner:
             machine, perform, what=f"check of ledger {ledger_id}"
         )
         try:
-            runner.run()
-            result = await runner.result()
+            result = await runner.complete()
         except (BookKeeperError, OSError) as error:
             result = NotWhole(str(error))
         finally:
-            await runner.stop()
             await performer.close()
         if isinstance(result, NotWhole):
             _LOG.warning("ledger %d stays in limbo: %s", ledger_id, result.reason)

@@ -230,11 +230,7 @@ class _Session:
             election: AsyncRunner[Any, Any, str] = AsyncRunner(
                 StepMachine(election_steps()), ElectionPerformer(self._access), what="election of the auditor"
             )
-            try:
-                election.run()
-                vote = await election.result()
-            finally:
-                await election.stop()
+            vote = await election.complete()
             _LOG.info("%s is the auditor: %s", self._access.bookie_id, vote)
             end = await self._audit_with(vote)
             _LOG.info("%s is no longer the auditor: %s", self._access.bookie_id, end.value)
@@ -260,11 +256,9 @@ class _Session:
         runner: AsyncRunner[Any, Any, AuditorEnd] = AsyncRunner(auditor, performer, what="auditor")
         self._daemon.auditor = auditor
         try:
-            runner.run()
-            return await runner.result()
+            return await runner.complete()
         finally:
             self._daemon.auditor = None
-            await runner.stop()
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

@@ -25,7 +25,7 @@ def _as_in_a_bookie() -> Iterator[None]:
     sys.setswitchinterval(before_s)
 
 
-def _syncs(loop: asyncio.AbstractEventLoop) -> int:
+def _writes(loop: asyncio.AbstractEventLoop) -> int:
     """Return how many times a second a thread writes and pauses, beside a loop that is always busy, in short turns."""
     count = 0
 
@@ -58,14 +58,13 @@ def _syncs(loop: asyncio.AbstractEventLoop) -> int:
 
 
 def test_a_thread_does_not_starve_beside_a_busy_loop() -> None:
-    """Without a selector that gives way it gets the GIL some dozens of times a second, and not for half a second."""
-    counts: list[tuple[int, int]] = []
+    """A selector that keeps the GIL leaves it some dozen writes a second, unless other processes stop the loop."""
+    counts: list[int] = []
     while len(counts) < 3:
-        counts.append((_syncs(new_event_loop(lambda: 0.0)), _syncs(new_event_loop(lambda: None))))
-        giving_way, keeping = counts[-1]
-        if giving_way > 2 * keeping:
+        counts.append(_writes(new_event_loop(lambda: 0.0)))
+        if counts[-1] > 100:
             return
-    raise AssertionError(f"writes with and without a selector that gives way: {counts}")
+    raise AssertionError(f"writes in a second: {counts}")
 
 
 class Clock:

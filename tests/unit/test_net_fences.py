@@ -257,7 +257,7 @@ def test_n1_a_ledger_in_memory_is_fenced_at_once_while_new_ledgers_wait() -> Non
             await until(lambda: [*bookie.fences] == [1])
             await attacker.send(fences(200, 1))
             await peer.send(fences(6, 1) + fences(7, 1))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # fences that do not wait would have begun
             assert [*bookie.fences] == [1], "order within a connection"
             bookie.new_ledgers_wait = False
             await until(lambda: len(bookie.fences) == 14)

@@ -178,11 +178,7 @@ async def read_lac(ledger: LedgerKey, metadata: LedgerMetadata, access: ReadAcce
     runner: AsyncRunner[Any, Any, int] = AsyncRunner(
         machine, Performer(ledger, access), what=f"LAC of ledger {ledger.ledger_id}"
     )
-    try:
-        runner.run()
-        return await runner.result()
-    finally:
-        await runner.stop()
+    return await runner.complete()
 
 
 async def try_one_replica(

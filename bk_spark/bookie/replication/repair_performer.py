@@ -196,10 +196,8 @@ class LedgerRepairs:
             machine, performer, what=f"repair of ledger {ledger_id}"
         )
         try:
-            runner.run()
-            return await runner.result()
+            return await runner.complete()
         finally:
-            await runner.stop()
             await performer.close()
 
 

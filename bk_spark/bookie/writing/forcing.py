@@ -91,11 +91,7 @@ class LacSender:
         runner = AsyncRunner[TellPassword | ChooseLast, ClaimEvent, tuple[str, ...]](
             machine, perform, what=f"claim of ledger {ledger_id}"
         )
-        runner.run()
-        try:
-            return await runner.result()
-        finally:
-            await runner.stop()
+        return await runner.complete()
 
     async def takes(self, ledger_id: int, bookie_id: str) -> bool:
         """Tell a bookie the ledger's password. Return whether it took it. If it says nothing, it may know another."""

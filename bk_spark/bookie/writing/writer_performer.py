@@ -155,11 +155,7 @@ class WriterPerformer:
             self._perform_search,
             what=f"search for bookies of ledger {self._ledger_id}",
         )
-        search.run()
-        try:
-            answer = await search.result()
-        finally:
-            await search.stop()
+        answer = await search.complete()
         match answer:
             case BookiesChosen(replacements):
                 self._services.counts.bookies_replaced += len(replacements)

@@ -274,8 +274,4 @@ class AuditorPerformer:
 
 async def _run(machine: Any, performer: Performer, what: str) -> Any:
     runner: AsyncRunner[Any, Any, Any] = AsyncRunner(machine, performer, what=what)
-    try:
-        runner.run()
-        return await runner.result()
-    finally:
-        await runner.stop()
+    return await runner.complete()

@@ -172,7 +172,7 @@ class ModelLedgers:
 
     def _claim(self, ledger_id: int, *, fails: bool) -> Claimed | Failed:
         if fails:
-            if self._random.random() < 0.5:
+            if ledger_id % 2:
                 return Claimed(("b3",))
             self.all[ledger_id].used_before = True
             return Failed(UnauthorizedError("model: its id was used before", ledger_id=ledger_id))

@@ -36,7 +36,6 @@ def test_f1_f2_l1_s1_s2_s3_t1_t2_histories_of_logs(first: int) -> None:
         "followed tails": PORTION / 25,
         "moved pages": 0,
         "past states": PORTION / 4,
-        "past states gone": 0,
         "strays": 0,
         "schema versions": PORTION / 4,
     }
