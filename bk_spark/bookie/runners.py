@@ -68,14 +68,10 @@ def run_blocking(machine: Machine[A, E, R], perform: Callable[[A], E]) -> R:
     -------
     The machine's result. Raises the machine's error.
     """
-    while machine.outcome is None:
-        for action in machine.take_actions():
-            try:
-                event = perform(action)
-            except Exception as error:
-                machine.fail(error)
-            else:
-                machine.handle(event)
+    found: object
+    for found in iterate_blocking(machine, perform):
+        raise AssertionError(f"nobody takes {found!r}")
+    assert machine.outcome is not None
     return _result(machine.outcome)
 
 
@@ -114,19 +110,15 @@ async def run_in_turn(machine: Machine[A, E, R], perform: Callable[[A], Awaitabl
 
     A cancellation ends the run at once. The machine is not told.
     """
-    while machine.outcome is None:
-        for action in machine.take_actions():
-            try:
-                event = await perform(action)
-            except Exception as error:
-                machine.fail(error)
-            else:
-                machine.handle(event)
+    found: object
+    async for found in iterate_in_turn(machine, perform):
+        raise AssertionError(f"nobody takes {found!r}")
+    assert machine.outcome is not None
     return _result(machine.outcome)
 
 
 async def iterate_in_turn(
-    machine: Machine[A, E, None], perform: Callable[[A], Awaitable[E | HandOver[T, E]]]
+    machine: Machine[A, E, Any], perform: Callable[[A], Awaitable[E | HandOver[T, E]]]
 ) -> AsyncGenerator[T, None]:
     """Run a sequential machine in this task and yield what its actions find: :func:`iterate_blocking` for asyncio.
 

@@ -4,7 +4,6 @@ the log's own: it hung or was away, and the ack quorum did without it."""
 from __future__ import annotations
 
 import dataclasses
-import uuid
 
 import pyarrow as pa
 
@@ -14,17 +13,12 @@ from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
 from tests.support.bookie import Connection, stored
-from tests.support.logs import PASSWORD, RAW, entries
+from tests.support.logs import PASSWORD, RAW, entries, new_log
 from tests.support.registrations import mend
 
 ROWS = [b"one", b"two", b"three"]
 #: Each of the three bookies is asked first for one of three entries.
-STRIPED = Quorum(3, 2, 1)
-
-
-def new_log(client: BlockingClient) -> Log:
-    settings = dataclasses.replace(RAW, quorum=STRIPED, digest_type=DigestType.HMAC)
-    return LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", settings, PASSWORD)
+SETTINGS = dataclasses.replace(RAW, quorum=Quorum(3, 2, 1), digest_type=DigestType.HMAC)
 
 
 def write_as_another(bookie: LocalBookie, ledger_id: int) -> None:
@@ -49,7 +43,7 @@ def test_with_hmac_entries_of_others_at_a_bookie_that_hung_during_a_write_are_re
 ) -> None:
     hanging = mended_cluster.bookies[0]
     with BlockingClient(mended_cluster.metadata_service_uri) as client:
-        log = new_log(client)
+        log = new_log(client, SETTINGS)
         last = client.create()
         last.close()
         write_as_another(hanging, last.ledger_id + 1)
@@ -67,7 +61,7 @@ def test_with_hmac_entries_of_others_at_a_bookie_that_was_away_during_a_write_ar
 ) -> None:
     away = mended_cluster.bookies[0]
     with BlockingClient(mended_cluster.metadata_service_uri) as client:
-        log = new_log(client)
+        log = new_log(client, SETTINGS)
         away.kill()
         log.write(pa.table({"value": ROWS}))
         ledger_id = ledger_of(log)

@@ -403,8 +403,7 @@ def test_a_bookie_that_hangs_when_a_writer_opens_and_knows_the_id_with_another_p
     What it holds has a right checksum. Only a digest with a key tells readers that it is not the log's.
     """
     with BlockingClient(mended_cluster.metadata_service_uri, TELLING) as client:
-        settings = dataclasses.replace(RAW, digest_type=DigestType.HMAC)
-        log = LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", settings, PASSWORD)
+        log = new_log(client, dataclasses.replace(RAW, digest_type=DigestType.HMAC))
         use_next_ids(mended_cluster, client, 2, bookies=1)
         hanging = mended_cluster.bookies[0]
         hanging.suspend()
@@ -429,8 +428,7 @@ def test_a_log_writer_leaves_a_ledger_of_which_a_bookie_says_nothing(cluster_of_
     """Without a key in the digest, too, readers get nothing that somebody else wrote under the ledger's id."""
     with BlockingClient(cluster_of_six.metadata_service_uri, TELLING) as client:
         # Five of six bookies: the first ensemble most likely has the one that hangs, and the second need not.
-        settings = dataclasses.replace(RAW, quorum=Quorum(5, 3, 2))
-        log = LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", settings, PASSWORD)
+        log = new_log(client, dataclasses.replace(RAW, quorum=Quorum(5, 3, 2)))
         first = use_next_ids(cluster_of_six, client, 2, bookies=0)
         hanging = cluster_of_six.bookies[0]
         use_ids([hanging.id], range(first, first + 2))

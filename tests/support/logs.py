@@ -21,8 +21,8 @@ TELLING = ClientConfig(explicit_lac_interval_ms=100)
 _MADE_UP_IDS = itertools.count(1)
 
 
-def new_log(client: BlockingClient) -> Log:
-    return LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", RAW, PASSWORD)
+def new_log(client: BlockingClient, settings: LogSettings = RAW) -> Log:
+    return LogStore.of(client).create_log(f"log-{uuid.uuid4().hex[:12]}", settings, PASSWORD)
 
 
 def entries(log: Log) -> list[bytes]:

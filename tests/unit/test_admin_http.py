@@ -333,7 +333,7 @@ def test_a_burst_gives_way_after_whoever_came_with_it_is_served(
 
         routes.routes["/heartbeat"] = {ANY_METHOD: heartbeat}
         async with serving(routes, access) as server:
-            with _idle_peers(server, 200), socket.socket() as caller:
+            with _peers(server, 200), socket.socket() as caller:
                 caller.connect(("127.0.0.1", server.port))
                 caller.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: b\r\n\r\n")
                 caller.setblocking(False)
@@ -353,7 +353,7 @@ def test_a_burst_has_a_bound(access: AdminAccess, monkeypatch: pytest.MonkeyPatc
 
     async def check() -> None:
         async with serving(Routes(), access) as server:
-            with _idle_peers(server, 200):
+            with _peers(server, 200):
                 served = asyncio.ensure_future(send(server, b"GET /heartbeat HTTP/1.1\r\n\r\n"))
                 most_held = 0
                 while not served.done() or len(server.places.held) > 20:
@@ -365,12 +365,13 @@ def test_a_burst_has_a_bound(access: AdminAccess, monkeypatch: pytest.MonkeyPatc
 
 
 @contextlib.contextmanager
-def _idle_peers(server: AdminServer, count: int) -> Iterator[None]:
-    """Connections that send nothing. The loop of ``server`` does not run while they come."""
+def _peers(server: AdminServer, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that have sent nothing. The loop of ``server`` does not run while they come."""
     with contextlib.ExitStack() as ends:
-        for _ in range(count):
-            ends.enter_context(socket.socket()).connect(("127.0.0.1", server.port))
-        yield
+        peers = [ends.enter_context(socket.socket()) for _ in range(count)]
+        for peer in peers:
+            peer.connect(("127.0.0.1", server.port))
+        yield peers
 
 
 def test_a_probe_is_answered_without_a_task_of_its_own(access: AdminAccess) -> None:
@@ -421,13 +422,11 @@ def test_of_requests_that_come_together_none_gives_way(access: AdminAccess, monk
 
     async def check() -> None:
         async with serving(Routes(), access) as server:
-            peers = [socket.socket() for _ in range(200)]
-            for peer in peers:  # the loop does not run meanwhile
-                peer.connect(("127.0.0.1", server.port))
-                peer.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: b\r\n\r\n")
-                peer.setblocking(False)
-            for peer in peers:
-                with peer:
+            with _peers(server, 200) as peers:
+                for peer in peers:
+                    peer.sendall(b"GET /heartbeat HTTP/1.1\r\nHost: b\r\n\r\n")
+                    peer.setblocking(False)
+                for peer in peers:
                     answer = asyncio.get_running_loop().sock_recv(peer, 100)
                     assert (await asyncio.wait_for(answer, 30)).startswith(b"HTTP/1.1 200 ")
 

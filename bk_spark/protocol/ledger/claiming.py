@@ -109,13 +109,14 @@ class LedgerClaim:
             return
         else:
             self._answers[event.bookie_id] = Answer.PRESENT if event.code is Code.OK else Answer.UNKNOWN
-        waits = Answer.UNHEARD in self._answers.values()
-        if covered(self._quorum, list(self._answers.values())):
-            if not waits or not self._is_patient:
-                self._actions += map(ChooseLast, self.silent)
-                self.outcome = Succeeded(self.silent)
-        elif not waits:
-            self._actions += map(ChooseLast, self.silent)
+        answers = list(self._answers.values())
+        is_covered = covered(self._quorum, answers)
+        if Answer.UNHEARD in answers and (self._is_patient or not is_covered):
+            return
+        self._actions += map(ChooseLast, self.silent)
+        if is_covered:
+            self.outcome = Succeeded(self.silent)
+        else:
             self.fail(
                 BookieUnavailableError(
                     f"claim: too few bookies of the new ledger answer, none of {', '.join(self.silent)}: check that "

@@ -339,12 +339,12 @@ class LedgerRepair:
 
     def _move(self, stored: LedgerFound, fragment: Fragment, bookies: BookiesFound) -> _Steps[FragmentProblem | bool]:
         """Move a healthy copy to where the placement policy wants it. An auditor asks for it by a mark that names no
-        bookie. False: nothing to move, or no move helps."""
-        quorum, ensemble = stored.metadata.quorum, fragment.ensemble
+        bookie. False: nothing to move, or no move helps. Each move leaves fewer write quorums that break the policy,
+        so this ends."""
+        quorum, ensemble, failed = stored.metadata.quorum, fragment.ensemble, self._failed_moves
         found: MisplacedFound = yield FindMisplaced(quorum, ensemble)
         if not found.unspread:
             return False
-        failed = self._failed_moves
         for _ in range(_COPY_ATTEMPTS):
             try:
                 exclude = bookies.read_only.union(failed)

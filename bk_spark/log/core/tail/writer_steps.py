@@ -143,13 +143,14 @@ def next_ledger_steps(paths: LogPaths, owner: Owner, now_ms: Clock) -> Steps[int
         yield AbandonLedger(event.ledger_id)
         if isinstance(claimed, Claimed):
             may_pass_over = False
-            yield Warn(f"new ledger {event.ledger_id} is left unused: no answer from {', '.join(claimed.silent)}")
-            continue
-        silent += isinstance(claimed.error, PeerError)
-        if silent == _MAX_SILENT or not isinstance(claimed.error, PeerError | UnauthorizedError):
-            raise claimed.error
-        yield Warn(f"new ledger {event.ledger_id} is left unused: {claimed.error}")
-        refused = claimed.error
+            why = f"no answer from {', '.join(claimed.silent)}"
+        else:
+            refused = claimed.error
+            silent += isinstance(refused, PeerError)
+            if silent == _MAX_SILENT or not isinstance(refused, PeerError | UnauthorizedError):
+                raise refused
+            why = str(refused)
+        yield Warn(f"new ledger {event.ledger_id} is left unused: {why}")
     assert refused is not None
     raise refused
 
