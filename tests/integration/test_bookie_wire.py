@@ -474,15 +474,17 @@ def test_the_largest_frame_and_one_more_byte(bookie: BookieProcess, ledger: int)
 
 def test_a_client_that_takes_no_answers_is_not_read_any_more(bookie: BookieProcess, ledger: int) -> None:
     """Reads of megabytes are asked for and their answers left alone: the bookie's memory stays bounded."""
-    with bookie.connect() as connection:
+    with contextlib.ExitStack() as connections:
+        connection = connections.enter_context(bookie.connect())
         for i in range(40):
             connection.send(add_frame(ledger, i, size=1_000_000))
             assert bytes(connection.body())[4:8] == bytes(4)
-        greedy = [bookie.connect() for _ in range(60)]
+        greedy = [connections.enter_context(bookie.connect()) for _ in range(60)]
 
         def ask_for_more_than_is_taken(client: Connection) -> None:
             client.socket.settimeout(0.5)
-            with contextlib.suppress(TimeoutError):
+            # The bookie may close a stalled connection while others wait for room.
+            with contextlib.suppress(TimeoutError, ConnectionError):
                 for _ in range(2000):
                     client.send(wire_v2.read_requests(ledger, list(range(40))))
                     client.send(wire_v2.batch_read_request(ledger, 0, 1, 0, 5_000_000))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
-from bk_spark.log import Log
-from bk_spark.protocol.codes import Code
+from bk_spark.log import EntryFormat, Log, LogSettings
+from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.errors import NotEnoughBookiesError, UnauthorizedError
 from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalBookie, LocalCluster
@@ -103,7 +103,9 @@ def tail_ledger(log: Log) -> int:
 @pytest.mark.parametrize("lives", [True, False], ids=["lives", "died"])
 def test_a_log_goes_on_if_fewer_bookies_than_an_ack_quorum_lost_the_claim(apaches: ApacheBookies, lives: bool) -> None:
     with BlockingClient(apaches.metadata_service_uri, TELLING) as client:
-        log = new_log(client)
+        # The bookie keeps the other's entries and stays in the ensemble. Only a digest with a key tells readers.
+        settings = LogSettings.create(Quorum(3, 3, 2), DigestType.HMAC, EntryFormat.RAW, PASSWORD)
+        log = new_log(client, settings)
         writer = log.open_writer()
         ledger_id = tail_ledger(log)
         assert not added_as_another(apaches.bookies, ledger_id)
