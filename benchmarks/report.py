@@ -53,23 +53,32 @@ def rates(benchmark: str, name: str, timing: Timing, rows: int, size_bytes: int)
 
 
 def attack_figure(
-    benchmark: str, name: str, alone: Sequence[float], elsewhere: Sequence[float], beside: Sequence[float], tree: str
+    benchmark: str,
+    name: str,
+    alone: Sequence[Sequence[float]],
+    elsewhere: Sequence[Sequence[float]],
+    beside: Sequence[Sequence[float]],
+    tree: str,
 ) -> None:
     """Print how much longer requests took beside an attack than without it, and than with the attack on another bookie.
 
-    Milliseconds, one of each for a round; medians are compared.
+    Each argument has the latencies in milliseconds of each round. The p99 of all rounds' requests together are
+    compared: a round has so few of the rarer requests that its own p99 is the longest of them. ``ratios`` and
+    ``ratios_to_elsewhere`` compare the p99 of single rounds.
     """
-    medians = [statistics.median(rounds) for rounds in (alone, elsewhere, beside)]
+    together = [p99([ms for latencies_ms in window for ms in latencies_ms]) for window in (alone, elsewhere, beside)]
+    by_round = [[p99(latencies_ms) for latencies_ms in window] for window in (alone, elsewhere, beside)]
     figure(
         benchmark,
         name,
-        medians[2] / medians[0],
+        together[2] / together[0],
         "ratio",
         tree=tree,
-        to_elsewhere=round(medians[2] / medians[1], 2),
-        alone_ms=round(medians[0], 2),
-        elsewhere_ms=round(medians[1], 2),
-        beside_ms=round(medians[2], 2),
-        ratios=[round(b / a, 2) for a, b in zip(alone, beside, strict=True)],
-        ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(elsewhere, beside, strict=True)],
+        to_elsewhere=round(together[2] / together[1], 2),
+        alone_ms=round(together[0], 2),
+        elsewhere_ms=round(together[1], 2),
+        beside_ms=round(together[2], 2),
+        requests=sum(map(len, beside)),
+        ratios=[round(b / a, 2) for a, b in zip(by_round[0], by_round[2], strict=True)],
+        ratios_to_elsewhere=[round(b / e, 2) for e, b in zip(by_round[1], by_round[2], strict=True)],
     )

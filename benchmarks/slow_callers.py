@@ -5,7 +5,7 @@ Liveness, readiness and metrics are asked over a connection each, as probes and 
 over the bookie's own protocol: each from a process of its own (``slow_callers_clients.py``). A latency counts from when
 the request was due. Two bookies are measured as in ``stalled_peers``: alone; while the other one is attacked,
 "elsewhere", which has only the cost of the attacker's processor time; and while this one is attacked, "beside". An
-attack has all its connections before the window.
+attack has all its connections before the window. The p99 of all rounds' requests together are compared.
 
 The attacker's process is nice (19), since an attacker on another machine takes nothing from the bookie's processors.
 With ``--nice 0`` it competes for them.
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import attack_figure, figure, p99
+from benchmarks.report import attack_figure, figure
 from benchmarks.slow_callers_attacks import ATTACKS
 from benchmarks.slow_callers_clients import KINDS, Callers
 from bookie_server.local import LocalCluster
@@ -41,8 +41,8 @@ _WARM_UP_S: Final = 2.0
 _SETTLE_S: Final = 3.0
 #: Until the bookie that was attacked has closed them.
 _PAUSE_S: Final = 2.0
-#: p99 in ms, by attack, tree, window and kind of request.
-_Measured = dict[tuple[str, str, str, str], list[float]]
+#: Latencies in ms of each round, by attack, tree, window and kind of request.
+_Measured = dict[tuple[str, str, str, str], list[list[float]]]
 
 
 def main(arguments: list[str]) -> None:
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
                         with _attacker(attack, attacked, seconds, options.nice):
                             found = callers.window(_ports(pair[0]), seconds)
                         for kind, (latencies_s, lost) in found.items():
-                            measured[attack, tree, window, kind].append(1000 * p99(latencies_s))
+                            measured[attack, tree, window, kind].append([1000 * s for s in latencies_s])
                             failed[attack, tree] += lost if window == "beside" else 0
             for tree in trees:
                 for kind in KINDS:
