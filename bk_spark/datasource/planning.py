@@ -27,7 +27,7 @@ from bk_spark.datasource.pyspark_api import spark_struct
 from bk_spark.log.entries import arrow_format
 from bk_spark.log.entries.fit import ColumnLookup
 from bk_spark.log.entries.pieces import Piece, Pieces, cut_splits
-from bk_spark.log.entries.schema_checks import METADATA_NAMES, has_names
+from bk_spark.log.entries.schema_checks import has_names, own_names
 from bk_spark.log.entries.schema_text import parse_schema
 from bk_spark.log.formats.schema_merge import ANY_CASE, EXACT
 from bk_spark.log.formats.settings import EntryFormat
@@ -69,12 +69,17 @@ def read_schema(options: SourceOptions) -> StructType:
     return with_metadata(stored) if options.include_metadata else stored
 
 
-def check_log_schema(schema: StructType, log: Log) -> None:
+def check_log_schema(options: SourceOptions, schema: StructType, log: Log) -> None:
     """Raise InvalidArgumentError, naming the column, if ``log`` cannot be read as ``schema``."""
     if log.settings.entry_format is EntryFormat.RAW:
         check_raw_read(schema)
     else:
-        check_arrow_read(schema, schema_of_json(log.settings.schema_json), f"log {log.name}")
+        check_arrow_read(
+            schema,
+            schema_of_json(log.settings.schema_json),
+            f"log {log.name}",
+            include_metadata=options.include_metadata,
+        )
 
 
 def column_lookup(options: SourceOptions, schema: StructType, logs: Iterable[Log]) -> ColumnLookup:
@@ -89,15 +94,16 @@ def column_lookup(options: SourceOptions, schema: StructType, logs: Iterable[Log
         stored = parse_schema(log.settings.schema_json)
         if not has_names(stored, wanted):
             names = ANY_CASE
-        shared = METADATA_NAMES.intersection(stored.names)
+        shared = own_names(stored)
         if shared and not options.include_metadata:
             own[log.name] = shared
     return ColumnLookup(names, own)
 
 
 def own_columns(log: Log) -> list[str]:
-    """Return the columns of an arrow log. A raw log has only the connector's columns."""
-    return schema_of_json(log.settings.schema_json).fieldNames() if log.settings.schema_json else []
+    """Return the columns of an arrow log that are called as the connector's, by the connector's names. A raw log has
+    only the connector's columns."""
+    return [*own_names(parse_schema(log.settings.schema_json))] if log.settings.schema_json else []
 
 
 # --- logs ---
@@ -170,7 +176,7 @@ def check_alike(options: SourceOptions, logs: Mapping[str, Log], schema: StructT
             continue
         compared.add(settings.schema_json)
         if schema is not None:
-            check_log_schema(schema, log)
+            check_log_schema(options, schema, log)
         elif settings.entry_format is EntryFormat.ARROW and log is not first:
             check_same_schema(
                 schema_of_json(settings.schema_json), log.name, schema_of_json(first.settings.schema_json), first.name

@@ -291,6 +291,22 @@ def test_columns_named_like_metadata(connector: Connector, log: str) -> None:
     assert [tuple(row) for row in read.collect()] == [(str(number), 0) for number in range(5)]
 
 
+def test_columns_named_like_metadata_but_for_case(connector: Connector, log: str) -> None:
+    """Names are compared as spark.sql.caseSensitive says, so by default a log's ``Offset`` is its ``offset``."""
+    connector.write(connector.spark.sql("select id + 10 as Offset, 'x' as Timestamp from range(0, 2, 1, 1)"), log)
+    read = connector.read(log, "offset bigint, entryId bigint")
+    assert [tuple(row) for row in read.collect()] == [(10, 0), (11, 0)]
+    with connector.conf(spark__sql__python__filterPushdown__enabled="true"):
+        pushed = connector.read(log, "offset bigint", pushDownFilters="true").where("offset > 10")
+        assert [row.offset for row in pushed.collect()] == [11]
+    with pytest.raises(PySparkException, match="column timestamp of log .* is string and cannot be read as timestamp"):
+        connector.read(log, "timestamp timestamp").collect()
+    with connector.conf(spark__sql__caseSensitive="true"):
+        assert [tuple(row) for row in connector.read(log, "offset bigint, Offset bigint").collect()] == [
+            (0, 10), (0, 11),
+        ]  # fmt: skip
+
+
 # --- ledgers without a log ---
 
 

@@ -168,10 +168,18 @@ def test_columns_of_the_connector_are_not_those_of_the_log() -> None:
     batch = pa.RecordBatch.from_pydict({"id": column([1], pa.int32()), "offset": column([-9], pa.int64())})
     schema = pa.schema({"offset": pa.int64(), "id": pa.int32()})
     assert rows_of(entry_of(batch), schema) == [{"offset": 30, "id": 1}]
-    lookup = ColumnLookup(own={"flights": frozenset(["offset"])})
+    lookup = ColumnLookup(own={"flights": {"offset": "offset"}})
     assert rows_of(entry_of(batch), schema, lookup=lookup) == [{"offset": -9, "id": 1}]
     assert rows_of(entry_of(BATCH), schema, lookup=lookup)[0] == {"offset": None, "id": 1}, "a younger column"
     assert rows_of(entry_of(batch), schema.set(0, pa.field("offset", pa.int64())).remove(1)) == [{"offset": 30}]
+
+
+def test_a_column_of_the_log_may_differ_by_case_from_one_of_the_connector() -> None:
+    batch = pa.RecordBatch.from_pydict({"id": column([1], pa.int32()), "Offset": column([-9], pa.int64())})
+    schema = pa.schema({"offset": pa.int64()})
+    lookup = ColumnLookup(own={"flights": {"offset": "Offset"}})
+    assert rows_of(entry_of(batch), schema, lookup=lookup.for_session(ANY_CASE)) == [{"offset": -9}]
+    assert rows_of(entry_of(batch), schema, lookup=lookup.for_session(EXACT)) == [{"offset": 30}]
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])

@@ -95,9 +95,13 @@ def check_raw_read(schema: StructType) -> None:
     schema_checks.check_raw_read(columns_of(schema))
 
 
-def check_arrow_read(wanted: StructType, stored: StructType, owner: str, names: Names = ANY_CASE) -> None:
+def check_arrow_read(
+    wanted: StructType, stored: StructType, owner: str, names: Names = ANY_CASE, *, include_metadata: bool = False
+) -> None:
     """See :func:`bk_spark.log.entries.schema_checks.check_arrow_read`."""
-    schema_checks.check_arrow_read(columns_of(wanted), columns_of(stored), owner, names)
+    schema_checks.check_arrow_read(
+        columns_of(wanted), columns_of(stored), owner, names, include_metadata=include_metadata
+    )
 
 
 def check_same_columns(written: StructType, stored: StructType, log: str) -> None:

@@ -48,12 +48,13 @@ def read_split(options: SourceOptions, schema: StructType, split: Split) -> Iter
     Raises LogRangeGoneError (NoSuchLedgerError without a log) if a ledger was deleted since the split was planned. If
     failOnDataLoss is false, skips its entries with a warning instead.
     """
-    if split.lookup.names == ANY_CASE and names_of(TaskContext.get()) != ANY_CASE:
+    names = names_of(TaskContext.get())
+    if split.lookup.names == ANY_CASE and names != ANY_CASE:
         raise InvalidArgumentError(
             f"the columns {', '.join(schema.fieldNames())} differ from those of the log in the case of a name, and "
             "spark.sql.caseSensitive is true: correct the schema"
         )
-    rows = EntryRows(arrow_schema(schema), split.entry_format, split.lookup)
+    rows = EntryRows(arrow_schema(schema), split.entry_format, split.lookup.for_session(names))
     yield from read_pieces(options, split.pieces, rows.of, options.password())
 
 

@@ -30,7 +30,6 @@ _JOINED_BATCH_BYTES: Final = 1024 * 1024
 _LEAST_KEPT_ROWS: Final = 1024
 _KEPT_ROWS: Final = 16 * 1024
 _KEPT_TEXT_BYTES: Final = 1024 * 1024
-_NONE: Final[frozenset[str]] = frozenset()
 _TIME: Final = pa.timestamp("ms", "UTC")
 
 
@@ -165,10 +164,10 @@ class EntryRows:
         self._schema = schema
         self._format = entry_format
         self._lookup = lookup or ColumnLookup()
-        own = frozenset().union(*self._lookup.own.values())
-        self._projection = Projection(
-            [name for name in schema.names if name not in METADATA_NAMES or name in own], self._lookup.names
-        )
+        wanted = {name for name in schema.names if name not in METADATA_NAMES}
+        for own in self._lookup.own.values():
+            wanted.update(known for name, known in own.items() if schema.get_field_index(name) >= 0)
+        self._projection = Projection(wanted, self._lookup.names)
 
     def of(self, payloads: Payloads, pieces: Pieces) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the entries in ``pieces``, in order."""
@@ -199,12 +198,12 @@ class EntryRows:
 
     def _project(self, batch: pa.RecordBatch, origin: _Origin, where: str) -> pa.RecordBatch:
         columns = []
-        own = self._lookup.own.get(origin.log or "", _NONE)
+        own = self._lookup.own.get(origin.log or "", {})
         for one in self._schema:
             if one.name in METADATA_NAMES and one.name not in own:
                 columns.append(origin.column(one.name))
                 continue
-            position = self._position(batch.schema, one.name)
+            position = self._position(batch.schema, own.get(one.name, one.name))
             if position is not None:
                 columns.append(batch.column(position))
             elif origin.log is not None:

@@ -25,11 +25,20 @@ class ColumnLookup:
         How names are compared. The columns of entries always have the names of the log's columns, so that a reader
         whose schema has these very names needs no other comparison, however Spark compares names.
     own
-        Names of the connector's columns, such as ``timestamp``, that a log has as columns of its own, by log.
+        Columns of logs that are called as those of the connector, such as ``timestamp``, by log. Each is found by the
+        connector's name. The log's name of it may differ by case.
     """
 
     names: Names = EXACT
-    own: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def for_session(self, names: Names) -> ColumnLookup:
+        """Return the lookup for a session that compares names so: where case matters, own columns whose names differ
+        by case are other columns than the connector's."""
+        if not names.case_sensitive or not self.own:
+            return self
+        own = {log: {one: known for one, known in found.items() if one == known} for log, found in self.own.items()}
+        return ColumnLookup(self.names, own)
 
 
 def position_in(fields: Iterable[str], name: str, names: Names) -> int | None:

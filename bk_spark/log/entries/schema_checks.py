@@ -90,17 +90,21 @@ def check_raw_read(schema: Schema) -> None:
             )
 
 
-def check_arrow_read(wanted: Schema, stored: Schema, owner: str, names: Names = ANY_CASE) -> None:
+def check_arrow_read(
+    wanted: Schema, stored: Schema, owner: str, names: Names = ANY_CASE, *, include_metadata: bool = False
+) -> None:
     """Raise InvalidArgumentError unless each wanted column is a stored or metadata column, of a type that holds the
     other's values or whose values the other may hold.
 
-    ``owner`` is for error texts. Names are compared exactly if those of ``stored`` differ only by case.
+    ``owner`` is for error texts. Names are compared exactly if those of ``stored`` differ only by case. A stored column
+    takes precedence over a metadata column of its name, but with ``include_metadata``, which has added the latter.
     """
     check_has_columns(wanted)
     names = names.for_fields(fields_of(schema_text(stored)))
     metadata = {one.name: one for one in METADATA_COLUMNS}
     for one in wanted.fields:
-        known = stored.find(one.name) or metadata.get(one.name) or _named(stored, one.name, names)
+        own, described = _named(stored, one.name, names), metadata.get(one.name)
+        known = described or own if include_metadata else own or described
         if known is None:
             raise InvalidArgumentError(
                 f"{owner} has no column {one.name}; it has {', '.join(stored.names)}: correct the schema"
@@ -146,6 +150,16 @@ def _may_hold(stored: ColumnType, wanted: ColumnType, names: Names) -> bool:
 def _named(schema: Schema, name: str, names: Names) -> Column | None:
     """Return the column of this name. An exact match takes precedence."""
     return schema.find(name) or next((one for one in schema.fields if names.key(one.name) == names.key(name)), None)
+
+
+def own_names(schema: Schema, names: Names = ANY_CASE) -> dict[str, str]:
+    """Return the names of the columns of ``schema`` that are called as the connector's, by the connector's names.
+
+    Names are compared exactly if those of ``schema`` differ only by case.
+    """
+    names = names.for_fields(fields_of(schema_text(schema)))
+    found = ((one.name, _named(schema, one.name, names)) for one in METADATA_COLUMNS)
+    return {name: known.name for name, known in found if known is not None}
 
 
 def has_names(schema: Schema, wanted: Schema) -> bool:

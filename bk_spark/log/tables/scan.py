@@ -110,7 +110,7 @@ class Scan:
         settings = self._log.settings
         stored = (VALUE,) if settings.entry_format is EntryFormat.RAW else parse_schema(settings.schema_json).names
         is_narrow = not {*stored} <= {*self._schema.names}
-        lookup = ColumnLookup(own={self._log.name: METADATA_NAMES & {*stored}})
+        lookup = ColumnLookup(own={self._log.name: {name: name for name in METADATA_NAMES & {*stored}}})
         sources: list[Source] = [_Part(self._log, self._schema, part, lookup, is_narrow).batches for part in parts]
         reads = OrderedReads(sources, threads=self._threads, buffer_bytes=self._buffer_bytes)
         return reads.batches()
