@@ -1,11 +1,14 @@
 """Entries that somebody else wrote under the id of a log's ledger, with another password, to a bookie that never took
-the log's own: it hung or was away, and the ack quorum did without it."""
+the log's own: it hung or was away, and the ack quorum did without it. And to one that only answers last."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
+import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.log import Log, LogStore
@@ -72,3 +75,32 @@ def test_with_hmac_entries_of_others_at_a_bookie_that_was_away_during_a_write_ar
     assert retries > 0, "the foreign entry was not met"
     with Connection(away.port) as connection:
         assert connection.read(ledger_id, 0) == stored(ledger_id, 0)
+
+
+def wait_for_entry(bookie: LocalBookie, ledger_id: int) -> None:
+    deadline = time.monotonic() + 60
+    with Connection(bookie.port) as connection:
+        while isinstance(connection.read(ledger_id, 0), Code):
+            assert time.monotonic() < deadline, "no entry came"
+            time.sleep(0.01)
+
+
+def test_c17_a_bookie_that_answers_last_and_has_entries_of_others_gets_no_part_of_a_log(
+    mended_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped until the others hold the entries, and is not too late on any machine."""
+    monkeypatch.setattr("bk_spark.protocol.ledger.first_answers.PATIENCE_MS", 120_000)
+    late, *others = mended_cluster.bookies
+    with BlockingClient(mended_cluster.metadata_service_uri) as client, ThreadPoolExecutor(1) as thread:
+        log = new_log(client, RAW)
+        last = client.create()
+        last.close()
+        write_as_another(late, last.ledger_id + 1)
+        late.suspend()
+        writing = thread.submit(log.write, pa.table({"value": ROWS}))
+        for bookie in others:
+            wait_for_entry(bookie, last.ledger_id + 1)
+        late.resume()
+        writing.result()
+        assert ledger_of(log) == last.ledger_id + 2
+    assert rows_and_retries(mended_cluster, log.name) == (ROWS, 0)

@@ -64,10 +64,11 @@ MOST_STEPS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The actors; mutants replace one of them. ``deferred_sync``: drawn if None."""
+    """The actors; mutants replace one of them. ``deferred_sync`` and ``claimed``: drawn if None."""
 
     writer: type[LedgerWriter] = LedgerWriter
     deferred_sync: bool | None = None
+    claimed: bool | None = None
     recovery: type[LedgerRecovery] = LedgerRecovery
     tail: type[TailActor] = TailActor
 
@@ -233,7 +234,14 @@ class History:
         self.world = RandomWorld(random, self.weather, metadata, self.quorum.ensemble_size + self.spares)
         deferred_sync = random.random() < 0.12
         self.deferred_sync = deferred_sync if self.cast.deferred_sync is None else self.cast.deferred_sync
-        self.writer = WriterActor("w", metadata, self.cast.writer, deferred_sync=self.deferred_sync)
+        claimed = random.random() < 0.5
+        self.writer = WriterActor(
+            "w",
+            metadata,
+            self.cast.writer,
+            deferred_sync=self.deferred_sync,
+            claimed=claimed if self.cast.claimed is None else self.cast.claimed,
+        )
         self.world.add(self.writer)
         self.actors: list[Actor] = [self.writer]
 

@@ -8,6 +8,8 @@
   and ends as done only with the last entry of a closed ledger.
 * A ledger is fenced only if its metadata say that it is in recovery. Otherwise its writer could continue at other
   bookies.
+* Where no message is lost, no entry is acknowledged for which readers may ask a bookie that knows the ledger with
+  another password: it would give them entries of somebody else.
 * Entries are acknowledged in order. What bookies store, and what readers see, is what was appended.
 """
 
@@ -46,6 +48,7 @@ class Watch:
         metadata = self._world.metadata
         self._check_end(metadata)
         self._check_copies(metadata, before + 1, self.acknowledged)
+        self._check_passwords(metadata, before + 1, self.acknowledged)
 
     def on_metadata(self, effect: MetadataChanged) -> None:
         before, metadata = metadata_in(effect.before), metadata_in(effect.after)
@@ -123,6 +126,13 @@ class Watch:
             if copies + lost < quorum.ack_quorum_size or not copies:
                 names = ", ".join(bookie.name for bookie in bookies)
                 raise InvariantError(f"of {names}, where readers look for entry {entry_id}, {copies} hold it")
+
+    def _check_passwords(self, metadata: LedgerMetadata, first: int, last: int) -> None:
+        for entry_id in range(first, last + 1):
+            ensemble = metadata.segment_of(entry_id).ensemble
+            for index in metadata.quorum.write_set(entry_id):
+                if self._world.bookie(ensemble[index]).usurped:
+                    raise InvariantError(f"{ensemble[index]} gives readers another's entry {entry_id}")
 
     @staticmethod
     def _check_told(bookie: str, metadata: LedgerMetadata, content: Entry) -> None:

@@ -44,14 +44,25 @@ class PublishesNothing(LedgerWriter):
 
 class _AllowsAcknowledgingUnpublished(WriterEnsemble):
     @property
-    def may_acknowledge(self) -> bool:
-        return self.state is ChangeState.CHANGING or super().may_acknowledge
+    def _change_admits(self) -> bool:
+        return self.state is ChangeState.CHANGING or super()._change_admits
 
 
 class AcknowledgesUnpublished(LedgerWriter):
     """C8: it acknowledges while the compare-and-set of an ensemble change is under way."""
 
     ensemble_class = _AllowsAcknowledgingUnpublished
+
+
+class _AwaitsNobody(WriterEnsemble):
+    def may_acknowledge(self, owed: Sequence[int]) -> bool:
+        return super().may_acknowledge([0] * len(owed))
+
+
+class AwaitsNobody(LedgerWriter):
+    """C17: it acknowledges though a bookie may know the ledger with another password."""
+
+    ensemble_class = _AwaitsNobody
 
 
 class _TakesConflictsForItsOwn(WriterEnsemble):

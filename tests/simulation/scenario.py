@@ -11,6 +11,7 @@ The world (first):
 ``bookies 4``                  b1 to b4
 ``segments 0: b1 b2, 2: b2 b3`` of the ledger; all but the last one are written and acknowledged
 ``writer w``                   an actor; also ``recoverer``, ``reader``, ``replicator``; several names may follow
+``unclaimed w``                a writer that has not told bookies the ledger's password before
 ============================== ============================================================================
 
 What happens:
@@ -69,7 +70,7 @@ from tests.support.ledgers import ledger
 
 COMMANDS = (
     *("append", "close", "renew", "start", "kill"),
-    *("crash", "restart", "wipe", "forget", "flip", "cut", "mend"),
+    *("crash", "restart", "wipe", "forget", "flip", "usurp", "cut", "mend"),
 )
 MOST_STEPS = 20_000
 _INDENT = "    "
@@ -341,6 +342,7 @@ def _over_servers(notes: Iterable[Note]) -> Iterator[Note]:
 
 _KINDS: dict[str, Callable[[str, LedgerMetadata, Cast], Actor]] = {
     "writer": lambda name, metadata, cast: WriterActor(name, metadata, cast.writer),
+    "unclaimed": lambda name, metadata, cast: WriterActor(name, metadata, cast.writer, claimed=False),
     "recoverer": lambda name, metadata, cast: cast.recoverer(name, metadata),
     "reader": lambda name, metadata, cast: ReaderActor(name),
     "replicator": lambda name, metadata, cast: ReplicationActor(name),

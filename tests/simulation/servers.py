@@ -48,7 +48,8 @@ class ModelBookie:
     its journal is synced: it lost these, and will start in limbo); ``flip <entry>`` (bytes of an entry are damaged);
     ``drop <entries…>`` (entries that it need not keep are gone); ``delete`` (garbage collection of the ledger); ``sync
     at once``; ``boast <entries>`` (it tells polls that so many more entries are confirmed); ``lie <entries>`` (it also
-    writes that into the entries that it gives as its last; used only if their digests expose it).
+    writes that into the entries that it gives as its last; used only if their digests expose it); ``usurp`` (somebody
+    else uses the ledger's id here, with another password, unless the bookie knows the ledger already).
     """
 
     def __init__(self, name: str) -> None:
@@ -59,6 +60,8 @@ class ModelBookie:
         self.fenced = self.fenced_on_disk = False
         #: The ledger was fenced, and was deleted since. A crash makes it forget that.
         self.deleted_fenced = False
+        #: It knows the ledger with another password.
+        self.usurped = False
         #: Entries with flipped bytes.
         self.damaged: frozenset[int] = frozenset()
         self.cookie_refuses = self.limbo = False
@@ -129,6 +132,8 @@ class ModelBookie:
             return self._poll(request, seen)
         if way == REFUSE:
             return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.TOO_MANY_REQUESTS))
+        if seen.fencing and self.usurped:
+            return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.UNAUTHORIZED))
         if seen.fencing and self.deleted_fenced:
             return _answer(request, code_answer(OpV2.READ, seen.entry_id, Code.NO_LEDGER))
         fenced: list[Effect] = [Fenced(self.name)] if seen.fencing and not self.fenced else []
@@ -173,6 +178,8 @@ class ModelBookie:
         def answer(code: Code) -> bytes:
             return deferred_answer(seen.entry_id, code) if seen.deferred else code_answer(OpV2.ADD, seen.entry_id, code)
 
+        if self.usurped:
+            return _answer(request, answer(Code.UNAUTHORIZED))
         if (self.fenced or self.deleted_fenced) and not seen.recovery:
             return _answer(request, answer(Code.FENCED))
         if way == REFUSE:
@@ -239,6 +246,8 @@ class ModelBookie:
                 self.disk = {entry: stored for entry, stored in self.disk.items() if entry not in gone}
                 self.limbo = self.fenced_on_disk = True
                 return [*effects, Forgot(self.name)]
+            case "usurp":
+                self.usurped = not self.knows_ledger
             case "boast":
                 self.boasts = int(command.arguments[0])
             case "lie":

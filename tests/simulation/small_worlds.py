@@ -29,17 +29,21 @@ class SmallWorld:
     closes: bool = False
     #: If true, the writer also forces, at any time.
     deferred_sync: bool = False
+    #: If false, somebody else may use the ledger's id at the last bookie, at any time.
+    claimed: bool = True
 
     def world(self, cast: Cast | None = None) -> World:
         """The world in its initial state."""
         cast = cast or Cast()
         metadata = ledger(self.quorum, *self.segments, digest_type=DigestType.DUMMY)
         world = World(metadata, self.bookies)
-        world.add(WriterActor("w", metadata, cast.writer, deferred_sync=self.deferred_sync))
+        world.add(WriterActor("w", metadata, cast.writer, deferred_sync=self.deferred_sync, claimed=self.claimed))
         for _ in range(self.entries):
             world.post(Command("append", "w", (1,)))
         if self.deferred_sync:
             world.post(Command("force", "w"))
+        if not self.claimed:
+            world.post(Command("usurp", f"b{self.bookies}"))
         if self.closes:
             world.post(Command("close", "w"))
         for number in range(1, self.recoverers + 1):

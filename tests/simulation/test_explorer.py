@@ -80,6 +80,20 @@ def test_coverage_by_any_ack_quorum(quorum: Quorum) -> None:
     assert "entry 0 is acknowledged, the ledger closed at -1" in str(report.error)
 
 
+@pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(3, 3, 1), Quorum(3, 2, 1)], ids=str)
+def test_c17_somebody_else_uses_the_ledgers_id(quorum: Quorum) -> None:
+    small = SmallWorld(quorum, 3, 0, entries=2, closes=True, claimed=False)
+    report = explore(small.world(), small.budget)
+    assert report.error is None, f"{report}\n{report.story}"
+    assert report.complete
+    # It is refused before anything is acknowledged, or never; in between only if entry 0 has another write set.
+    refused, done = {(-1, LedgerState.OPEN, -1)}, {(1, LedgerState.CLOSED, 1)}
+    assert report.outcomes >= refused | done
+    report = explore(small.world(Cast(writer=mutants.AwaitsNobody)), small.budget)
+    assert isinstance(report.error, InvariantError)
+    assert "b3 gives readers another's entry" in str(report.error)
+
+
 def test_recovery_from_entry_minus_one() -> None:
     small = SMALL_WORLDS["2/2/2 after a finished segment, two lost messages"]
     report = explore(small.world(Cast(recovery=mutants.RecoversFromTheBeginning)), small.budget)

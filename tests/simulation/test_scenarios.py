@@ -85,6 +85,9 @@ GUARDED: dict[str, list[Broken]] = {
     "c16_a_recoverer_crashes_before_it_closes": [
         (Cast(recovery=broken_rules.WritesNothingBack), ScenarioError, "end of r2 == 0"),
     ],
+    "c17_a_bookie_knows_another_password": [
+        (Cast(writer=mutants.AwaitsNobody), InvariantError, "b3 gives readers another's entry 0"),
+    ],
 }
 
 

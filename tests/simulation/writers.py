@@ -182,8 +182,9 @@ class WriterActor(Actor):
         machine_class: type[LedgerWriter] = LedgerWriter,
         *,
         deferred_sync: bool = False,
+        claimed: bool = True,
     ) -> None:
-        """The writer begins at the start of the last segment."""
+        """The writer begins at the start of the last segment. ``claimed``: bookies were told the password before."""
         super().__init__(name)
         last = metadata.last_segment.first_entry_id - 1
         assert isinstance(metadata.digest_type, DigestType)
@@ -195,6 +196,7 @@ class WriterActor(Actor):
             last_entry_id=last,
             length=length_of(last),
             deferred_sync=deferred_sync,
+            password_is_known=claimed,
         )
         self.pipeline = AddPipeline(name, 0, machine)
         self.wants_close = False

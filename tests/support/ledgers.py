@@ -9,6 +9,7 @@ import numpy as np
 from bk_spark.protocol.codes import Code, DigestType, FlagV2
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import BookKeeperError, MetadataConflictError
+from bk_spark.protocol.ledger.claiming import ChooseLast
 from bk_spark.protocol.ledger.metadata_calls import (
     CompareAndSet,
     MetadataFailed,
@@ -91,6 +92,7 @@ class WriterUnderTest:
         last_entry_id: int = -1,
         length: int = 0,
         deferred_sync: bool = False,
+        password_is_known: bool = True,
         **limits: int,
     ) -> None:
         self.start = ledger() if metadata is None else metadata
@@ -105,6 +107,7 @@ class WriterUnderTest:
             length=length,
             publish=publish,
             deferred_sync=deferred_sync,
+            password_is_known=password_is_known,
             limits=WriterLimits(**limits),
         )
         self._sent: dict[str, list[int]] = {}
@@ -121,6 +124,8 @@ class WriterUnderTest:
         self.timers: dict[object, float] = {}
         self.forces: list[ForceBookie] = []
         self.left: list[str] = []
+        #: Bookies that are chosen last from now on.
+        self.silent: list[str] = []
         self.lacs: list[WriteLac] = []
 
     def take(self) -> None:
@@ -148,6 +153,8 @@ class WriterUnderTest:
                     self.forces.append(action)
                 case LeaveBookie(bookie_id):
                     self.left.append(bookie_id)
+                case ChooseLast(bookie_id):
+                    self.silent.append(bookie_id)
                 case WriteLac():
                     self.lacs.append(action)
 

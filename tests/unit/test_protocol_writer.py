@@ -612,7 +612,7 @@ def test_a_fenced_answer_counts_wherever_it_comes_in_a_batch() -> None:
 
 
 def test_a_wrong_password_ends_the_writer() -> None:
-    writer = WriterUnderTest()
+    writer = WriterUnderTest(password_is_known=False)
     writer.add(1)
     writer.answers("b1", [(0, Code.IO_ERROR), (0, Code.UNAUTHORIZED)])
     assert isinstance(writer.machine.error, UnauthorizedError)
@@ -621,7 +621,6 @@ def test_a_wrong_password_ends_the_writer() -> None:
 
 def test_a_bookie_with_another_password_has_failed_where_the_password_is_known() -> None:
     writer = WriterUnderTest()
-    writer.machine.password_is_known = True
     writer.add(1)
     writer.answers("b1", [(0, Code.UNAUTHORIZED)])
     assert writer.machine.error is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "design" / "scenarios.md"
-COUNTS = {"B": 9, "C": 16, "F": 2, "G": 4, "H": 1, "L": 5, "N": 2, "R": 12, "S": 7, "T": 2}
+COUNTS = {"B": 9, "C": 17, "F": 2, "G": 4, "H": 1, "L": 5, "N": 2, "R": 12, "S": 7, "T": 2}
 IDS = {f"{letter}{number}" for letter, count in COUNTS.items() for number in range(1, count + 1)}
 #: Id, origin, what happens, what must hold, tests.
 ROW = re.compile(r"^\| ([A-Z]\d+) \|([^|]+)\|([^|]+)\|([^|]+)\|([^|]*)\|$", re.MULTILINE)

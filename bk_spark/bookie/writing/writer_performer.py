@@ -21,6 +21,7 @@ from bk_spark.bookie.runners import AsyncRunner
 from bk_spark.bookie.services import ClusterServices
 from bk_spark.bookie.writing.forcing import LacSender, force_over
 from bk_spark.protocol.errors import BookKeeperError, LoginError, NotEnoughBookiesError, PeerError, TlsError
+from bk_spark.protocol.ledger.claiming import ChooseLast
 from bk_spark.protocol.ledger.metadata_calls import CompareAndSet, ReadMetadata
 from bk_spark.protocol.ledger.replacement import (
     BookiePicked,
@@ -116,6 +117,8 @@ class WriterPerformer:
                 return self._force(action)
             case WriteLac():
                 return self._write_lac(action)
+            case ChooseLast(bookie_id):
+                self._services.bookie_failed(bookie_id)
         return None
 
     async def claim(self) -> tuple[str, ...]:
@@ -126,7 +129,7 @@ class WriterPerformer:
         quorum, members = self._machine.metadata.quorum, tuple(self._machine.ensemble.members)
         # New ledgers get other bookies than those that do not answer.
         silent = await self._lac_sender.claim(self._ledger_id, quorum, members, self._services.bookie_failed)
-        self._machine.password_is_known = True
+        self._machine.ensemble.first_answers.password_is_known = True
         return silent
 
     def detach(self) -> None:

@@ -6,7 +6,8 @@ Rules:
   order, so the last add confirmed (LAC) is the end of the complete prefix.
 * A bookie has failed when its connection breaks, when it answers with an error, or when it stalls. A bookie with too
   many requests has not failed (:mod:`bk_spark.protocol.ledger.add_window`).
-* A bookie that knows the ledger with another password ends the writer, too, unless others are known to take it.
+* A bookie that knows the ledger with another password ends the writer, too, unless others are known to take it. So
+  acknowledgements wait for its first answer (:mod:`bk_spark.protocol.ledger.first_answers`).
 * A failed bookie is replaced by an ensemble change (:mod:`bk_spark.protocol.ledger.writer_ensemble`).
 * A fenced answer, or metadata that are not OPEN, end the writer: another client owns the ledger.
 * With *deferred sync* an acknowledged entry is held but not synced. It becomes the LAC when every bookie of the
@@ -92,8 +93,7 @@ class LedgerWriter:
     deferred_sync
         Only :meth:`force` confirms entries.
     password_is_known
-        A bookie that knows the ledger with another password has failed like any other. Otherwise it ends the writer:
-        nobody knows yet whose password is wrong.
+        A bookie that knows the ledger with another password has failed like any other. Otherwise it ends the writer.
     """
 
     ensemble_class: type[WriterEnsemble] = WriterEnsemble
@@ -127,18 +127,17 @@ class LedgerWriter:
         #: Why the last :meth:`close` did not close the ledger. None while it is under way.
         self.close_error: Exception | None = None
         self.deferred_sync = deferred_sync
-        #: Whether as many bookies as a recovery needs have taken the ledger's password.
-        self.password_is_known = password_is_known
         self._packager = packager
         self._limits = limits = limits or WriterLimits()
         self._pushed_length = self._acknowledged_length = length
-        #: The bookies that hold the ledger's last segment. The owner only reads it.
+        #: The bookies that hold the ledger's last segment. The owner only reads it, and says if they know the password.
         self.ensemble = self.ensemble_class(
             ledger_id,
             metadata,
             version,
             publish=publish,
             deferred_sync=deferred_sync,
+            password_is_known=password_is_known,
             max_changes=limits.max_ensemble_changes,
         )
         #: The adds under way. The owner only reads them.
@@ -276,6 +275,7 @@ class LedgerWriter:
             return
         if not (codes[0] if len(codes) == 1 else codes.any()):
             self.adds.on_held(index, bookie_id, entry_ids)
+            self.ensemble.first_answers.on_held(bookie_id, len(entry_ids))
         else:
             held, refused = codes == Code.OK, codes == Code.TOO_MANY_REQUESTS
             bad = {Code.from_v2(code) for code in codes[~(held | refused)].tolist()}
@@ -284,6 +284,7 @@ class LedgerWriter:
             if self.outcome is not None:
                 return
             self.adds.on_held(index, bookie_id, entry_ids[held])
+            self.ensemble.first_answers.on_held(bookie_id, int(np.count_nonzero(held)))
             if refused.any() and index not in self.ensemble.failed:
                 self._actions += self.adds.on_refused(index, bookie_id, entry_ids[refused])
         self._acknowledge()
@@ -292,27 +293,26 @@ class LedgerWriter:
         if Code.FENCED in codes:
             said = "another client fenced the ledger"
             self._end(LedgerFencedError(said, ledger_id=self.ledger_id, bookie_id=bookie_id, code=Code.FENCED.name))
-        elif Code.UNAUTHORIZED in codes and not self.password_is_known:
+        elif Code.UNAUTHORIZED in codes and not self.ensemble.first_answers.password_is_known:
             self._end(error_of(Code.UNAUTHORIZED, "add", ledger_id=self.ledger_id, bookie_id=bookie_id, with_key=True))
         else:
             self._on_bookie_failed(bookie_id)
 
     def _acknowledge(self) -> None:
-        if self.ensemble.may_acknowledge:
-            complete = self.adds.pending.complete_through(self.last_add_acknowledged)
-            if complete > self.last_add_acknowledged:
-                self.last_add_acknowledged = complete
-                self._acknowledged_length = self.adds.pending.length_at(complete)
-                if not self.deferred_sync:
-                    self._confirm(complete, self._acknowledged_length)
+        pending, ensemble = self.adds.pending, self.ensemble
+        complete = pending.complete_through(self.last_add_acknowledged)
+        if complete > self.last_add_acknowledged and ensemble.may_acknowledge(pending.owed):
+            self.last_add_acknowledged = complete
+            self._acknowledged_length = pending.length_at(complete)
+            if not self.deferred_sync:
+                self._confirm(complete, self._acknowledged_length)
+        self._actions += ensemble.take_actions()
         self.adds.release(self.last_add_acknowledged)
 
     def _confirm(self, last_entry_id: int, length: int) -> None:
         if last_entry_id > self.last_add_confirmed:
             self.last_add_confirmed, self.length = last_entry_id, length
             self._actions += self._lac.on_confirmed(last_entry_id)
-
-    # --- time ---
 
     def _check_progress(self) -> None:
         for bookie_id in self.adds.on_tick():

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bk_spark.protocol.errors import BookKeeperError
+from bk_spark.protocol.ledger.claiming import ChooseLast
 from bk_spark.protocol.ledger.metadata_calls import MetadataAction, MetadataEvent
 from bk_spark.protocol.machine import StartTimer, StopTimer, TimerFired
 
@@ -100,6 +101,7 @@ WriterAction = (
     | ChooseBookies
     | ForceBookie
     | WriteLac
+    | ChooseLast
     | MetadataAction
     | StartTimer
     | StopTimer
@@ -168,6 +170,8 @@ class WriterTimer(enum.Enum):
     SLOW_SEARCH = "slow search"
     SEARCH_AGAIN = "search again"
     EXPLICIT_LAC = "explicit LAC"
+    #: Entries wait for bookies that have never answered.
+    FIRST_ANSWERS = "first answers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ Rules:
   searches again when bookies come or go, and after 30 s. If some write set cannot reach Qa, the writer ends.
 * After a conflict of the compare-and-set, or a lost reply, the metadata are read. The result decides.
 * A recovery (``publish=False``) does not publish its ensemble changes. The closing compare-and-set publishes them.
+* Nothing is acknowledged before each member has answered that may know the ledger with another password, or was silent
+  for a while (:mod:`bk_spark.protocol.ledger.first_answers`).
 * With deferred sync a failed bookie may have lost entries that it held, so the ensemble can be changed only before the
   first acknowledgement. Later a failure ends the writer.
 
@@ -30,7 +32,7 @@ CHANGING conflict with a change of another segment          CHOOSING
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bk_spark.protocol.codes import NO_ENTRY
@@ -41,6 +43,7 @@ from bk_spark.protocol.errors import (
     LedgerFencedError,
     MetadataConflictError,
 )
+from bk_spark.protocol.ledger.first_answers import FirstAnswers
 from bk_spark.protocol.ledger.metadata_calls import (
     CompareAndSet,
     MetadataEvent,
@@ -99,6 +102,7 @@ class WriterEnsemble:
         *,
         publish: bool,
         deferred_sync: bool,
+        password_is_known: bool,
         max_changes: int,
     ) -> None:
         self.state = ChangeState.NONE
@@ -108,6 +112,8 @@ class WriterEnsemble:
         self.members = list(metadata.last_segment.ensemble)
         #: The members that have failed and are not replaced yet, by ensemble index.
         self.failed: dict[int, str] = {}
+        #: Who has taken the ledger's password. ``password_is_known`` may be set later.
+        self.first_answers = FirstAnswers(password_is_known=password_is_known)
         #: Why the writer must end.
         self.error: BookKeeperError | None = None
         self._ledger_id = ledger_id
@@ -132,12 +138,17 @@ class WriterEnsemble:
         self._must_repeat = False
         self._actions: list[WriterAction] = []
 
-    @property
-    def may_acknowledge(self) -> bool:
-        """Whether entries may be acknowledged that an ack quorum of the members holds."""
-        if self._deferred_sync and self.failed:
-            return False  # a force needs the whole ensemble, so replace the bookie first
-        return self.state is ChangeState.NONE or (self.state is ChangeState.CHOOSING and self._search_is_slow)
+    def may_acknowledge(self, owed: Sequence[int]) -> bool:
+        """Return whether entries may be acknowledged that an ack quorum of the members holds.
+
+        ``owed`` is the number of entries that each member was sent and has not taken. If only first answers are
+        missing, the time runs in which they must come.
+        """
+        if not self._change_admits:
+            return False
+        missing = self.first_answers.missing(self.members, owed)
+        self._actions += self.first_answers.keep_time(missing)
+        return not missing
 
     def index_of(self, bookie_id: str) -> int | None:
         """Return the ensemble index of a member. None for any other bookie."""
@@ -173,6 +184,8 @@ class WriterEnsemble:
                 self._on_bookies_changed()
             case TimerFired(WriterTimer.SLOW_SEARCH):
                 self._search_is_slow = True
+            case TimerFired(WriterTimer.FIRST_ANSWERS):
+                self._actions += self.first_answers.on_timer()
             case MetadataWritten() | MetadataFound() | MetadataFailed() if self.state is ChangeState.CHANGING:
                 return self._on_metadata(event)
         return {}
@@ -200,6 +213,13 @@ class WriterEnsemble:
         """End a search under way, because the ledger is closing."""
         if self.state is ChangeState.CHOOSING:
             self._end_search(ChangeState.NONE)
+
+    @property
+    def _change_admits(self) -> bool:
+        """Whether entries may be acknowledged in the present state of the ensemble change."""
+        if self._deferred_sync and self.failed:
+            return False  # a force needs the whole ensemble, so replace the bookie first
+        return self.state is ChangeState.NONE or (self.state is ChangeState.CHOOSING and self._search_is_slow)
 
     # --- the search ---
 

@@ -6,6 +6,8 @@ from typing import Final
 
 from tests.mutation.mutation import Mutation
 
+_FIRST_ANSWERS: Final = "tests/unit/test_protocol_first_answers.py"
+
 MUTATIONS: Final = (
     Mutation(
         "What is to go soon waits for the end of the turn.",
@@ -97,6 +99,48 @@ MUTATIONS: Final = (
         "elif found.state is LedgerState.IN_RECOVERY:",
         "elif found.state is LedgerState.IN_RECOVERY and not self._publish:",
         ("tests/unit/test_protocol_writer.py::test_a_conflict_with_a_recovery_ends_the_writer",),
+    ),
+    Mutation(
+        "Nothing is acknowledged before each bookie of a ledger that was not claimed has answered.",
+        "bk_spark/protocol/ledger/writer_ensemble.py",
+        "        return not missing\n",
+        "        return True\n",
+        (f"{_FIRST_ANSWERS}::test_nothing_is_acknowledged_before_each_bookie_has_taken_an_entry",),
+    ),
+    Mutation(
+        "A bookie that took an entry is never awaited again.",
+        "bk_spark/protocol/ledger/first_answers.py",
+        "entries and name not in self._heard]",
+        "entries]",
+        (f"{_FIRST_ANSWERS}::test_nothing_is_acknowledged_before_each_bookie_has_taken_an_entry",),
+    ),
+    Mutation(
+        "A bookie that was sent no entry is not awaited.",
+        "bk_spark/protocol/ledger/first_answers.py",
+        "if entries and name not in self._heard]",
+        "if name not in self._heard]",
+        (f"{_FIRST_ANSWERS}::test_a_bookie_that_was_sent_nothing_is_not_awaited_until_it_is",),
+    ),
+    Mutation(
+        "A bookie that is silent is awaited once in a ledger.",
+        "bk_spark/protocol/ledger/first_answers.py",
+        "        self._heard += silent\n",
+        "",
+        (f"{_FIRST_ANSWERS}::test_a_bookie_that_is_silent_is_awaited_once_and_not_for_long",),
+    ),
+    Mutation(
+        "Where the password is known nobody is awaited.",
+        "bk_spark/protocol/ledger/first_answers.py",
+        "        if self.password_is_known:\n            return []\n",
+        "",
+        (f"{_FIRST_ANSWERS}::test_where_the_password_is_known_nobody_is_awaited",),
+    ),
+    Mutation(
+        "A bookie that is awaited after others gets time of its own.",
+        "bk_spark/protocol/ledger/first_answers.py",
+        "        if missing and not self._awaited:\n            self._awaited = tuple(missing)\n",
+        "        if missing and not ran:\n            self._awaited = tuple(missing)\n",
+        (f"{_FIRST_ANSWERS}::test_time_runs_anew_for_a_bookie_that_is_awaited_after_others",),
     ),
     Mutation(
         "A writer that a bookie refuses as fenced ends.",
