@@ -18,6 +18,7 @@ _BENCHMARKS: Final[dict[str, list[str]]] = {
     "crash_duplicates": [],
     "foreach_batches": [],
     "growth": ["--quick"],
+    "large_removals": ["--megabytes", "64", "--rounds", "1"],
     "ledger": ["--quick"],
     "ledger_copy": [],
     "log_list": [],

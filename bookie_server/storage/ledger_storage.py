@@ -22,6 +22,7 @@ from bookie_server.storage.deleted_ledgers import DeletedLedgers
 from bookie_server.storage.disk import files
 from bookie_server.storage.disk.appended_file import choose_direct
 from bookie_server.storage.disk.directories import LedgerDirectories
+from bookie_server.storage.disk.removal import Removal
 from bookie_server.storage.entry_lookup import EntryLookup
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_limit import EntryLimit
@@ -101,6 +102,7 @@ class LedgerStorage:
         # Without syncs, a power cut may lose an entry in a log and keep the journal's record of it.
         self._large_bytes = config.large_entry_bytes if config.journal_sync_data else 0
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self.removal = Removal()
         self._started = False
         #: Called when a group of a journal is decided, and everybody who waited for it was told.
         self.on_answered: Callable[[], None] = lambda: None
@@ -121,7 +123,7 @@ class LedgerStorage:
             last_marks=marks,
             sync_journals=self._sync_journals,
             durable_marks=lambda: marks if self._journals is None else self._journals.durable_marks(),
-            remove_journals=lambda marks: None if self._journals is None else self._journals.remove_below(marks),
+            remove_journals=self._remove_journals,
             release_logs=self._release_logs,
             executor=self.executor,
         )
@@ -179,6 +181,7 @@ class LedgerStorage:
                 indexed = True
         finally:
             self.executor.shutdown()
+            self.removal.close()
             self.journals.close(indexed=indexed)
             self.entry_log_writer.close()
             self.index.close()
@@ -313,6 +316,10 @@ class LedgerStorage:
         once if nothing is outstanding."""
         if not self.journals.barrier(done, ledger_id):
             done(not self._failed)
+
+    def _remove_journals(self, marks: Sequence[LogMark]) -> None:
+        if self._journals is not None:
+            self._journals.remove_below(marks, self.removal)
 
     async def _sync_journals(self) -> None:
         """Make durable what the journals hold of applied groups. Raises SyncFailedError."""

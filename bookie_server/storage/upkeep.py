@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -186,15 +186,17 @@ class StorageUpkeep:
 
     async def remove_entry_log(self, entry_log_id: int) -> None:
         """Remove an entry log that no location points to. Raises OSError, SyncFailedError."""
-        reader = self._storage.reader
+        reader, removal = self._storage.reader, self._storage.removal
 
-        def remove() -> None:
-            path = reader.path(entry_log_id)
-            files.remove(path)
-            reader.forget(entry_log_id)
-            files.sync_directory(os.path.dirname(path))
+        def remove() -> Future[None] | None:
+            fd = removal.unlink(reader.path(entry_log_id))
+            # One that is being read keeps its content until that has ended.
+            is_read = not reader.forget(entry_log_id)
+            return removal.free(fd, is_open=is_read)
 
-        await self._in_thread(remove)
+        freed = await self._in_thread(remove)
+        if freed is not None:
+            await asyncio.wrap_future(freed)
 
     async def _sync_index(self) -> None:
         async with self._storage.flusher.alone():

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bookie_server.storage.disk import files
+from bookie_server.storage.disk import files, removal
 from tests.crash.operations import (
     Allocate,
     Create,
@@ -153,6 +154,9 @@ class Recorder:
                 if vars(module).get("time") is time:
                     stack.enter_context(patch.object(module, "time", _Time()))
             stack.enter_context(patch.object(files, "_LIBC", _Libc(self)))
+            # Removed files lose their ends before the next operation, and the files here are small.
+            stack.enter_context(patch.object(removal, "ThreadPoolExecutor", _AtOnce))
+            stack.enter_context(patch.object(removal, "_STEP_BYTES", 256))
             yield
 
     # --- operations -----------------------------------------------------------------------------------
@@ -376,6 +380,17 @@ class _Libc:
     def syncfs(self, fd: int) -> int:
         self._recorder.do(SyncAll(), lambda: None)
         return 0
+
+
+class _AtOnce(Executor):
+    """Runs what is submitted in the caller's thread."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments, **named))
+        return future
 
 
 def _storage_modules() -> list[ModuleType]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from pathlib import Path
 
 import pytest
 
+from bookie_server.storage.disk.removal import Removal
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journals import Journals
 from bookie_server.storage.journal.log_mark import LogMark
@@ -94,19 +96,21 @@ async def test_on_failure_is_called_once_for_all(tmp_path: Path, disk: FailingOs
 async def test_old_files_are_removed_but_for_the_newest_backups(tmp_path: Path, disk: FailingOs) -> None:
     settings = config(tmp_path, 1, max_file_bytes=513, max_backups=2)
     (directory,) = settings.directories
-    async with running(settings) as here:
+    async with contextlib.AsyncExitStack() as stack:
+        removal = stack.enter_context(contextlib.closing(Removal()))
+        here = await stack.enter_async_context(running(settings))
         for i in range(7):
             assert await here.submit(0, i)
         assert journal.journal_ids(directory) == [16, 17, 18, 19, 20, 21, 22]
-        here.journals.remove_below([LogMark(17, 1024)])
+        here.journals.remove_below([LogMark(17, 1024)], removal)
         assert journal.journal_ids(directory) == [16, 17, 18, 19, 20, 21, 22]
-        here.journals.remove_below([LogMark(20, 512)])
+        here.journals.remove_below([LogMark(20, 512)], removal)
         assert journal.journal_ids(directory) == [18, 19, 20, 21, 22]
         disk.fail("remove", errno.EIO)
-        here.journals.remove_below([LogMark(22, 1024)])
+        here.journals.remove_below([LogMark(22, 1024)], removal)
         assert journal.journal_ids(directory) == [18, 19, 20, 21, 22]
         disk.heal()
-        here.journals.remove_below(here.journals.durable_marks())
+        here.journals.remove_below(here.journals.durable_marks(), removal)
         assert journal.journal_ids(directory) == [20, 21, 22]
 
 

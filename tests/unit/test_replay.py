@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from bk_spark.protocol.errors import CorruptFileError
+from bookie_server.storage.disk.removal import Removal
 from bookie_server.storage.index.index import MAX_KEY_AND_LAC_BYTES, IndexHeader
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.journal import JournalEnd
@@ -406,7 +408,8 @@ async def test_b1_b2_the_journal_rolls_and_the_bookie_starts_again_from_any_mark
                 (mark,) = journals.durable_marks()
                 assert mark >= last_mark
                 last_mark, flushed = mark, dict(applied)
-                journals.remove_below([mark])
+                with contextlib.closing(Removal()) as removal:
+                    journals.remove_below([mark], removal)
                 copy = tmp_path / f"killed{round_number}-{i}"
                 shutil.copytree(current, copy)
                 killed.append((copy, mark, dict(applied)))

@@ -18,8 +18,9 @@ import pytest
 from bk_spark.protocol.arrays import Int64s
 from bk_spark.protocol.codes import Code
 from bookie_server.storage.deleted_ledgers import DeletedLedgers
+from bookie_server.storage.disk import removal
 from bookie_server.storage.disk.files import WouldBlockError
-from bookie_server.storage.entrylog import entry_log
+from bookie_server.storage.entrylog import entry_log, entry_log_reader
 from tests.support.disk_faults import fail_at, hold_at
 from tests.support.failing_os import FailingOs
 from tests.support.running_storage import KEY, OTHER_KEY, Place, Running, delete_ledger, in_loop, running, stored
@@ -319,6 +320,41 @@ async def test_reads_go_on_while_entries_move(place: Place, monkeypatch: pytest.
         assert await bookie.batch(1, 0) == entries
     async with running(place) as bookie:
         assert await bookie.batch(1, 0) == entries
+
+
+class _HeldReads:
+    """``os``, whose reads from the disk wait."""
+
+    def __init__(self) -> None:
+        self.waiting, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def preadv(self, fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+        self.waiting.set()
+        assert self.go_on.wait(60)
+        return os.preadv(fd, buffers, offset)
+
+
+@in_loop
+async def test_a_read_that_has_opened_an_entry_log_ends_after_its_removal(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "_STEP_BYTES", 256)
+    entries = [stored(1, i, 100) for i in range(300)]
+    held = _HeldReads()
+    async with running(place.with_settings(entry_log_size_limit_bytes=20_000)) as bookie:
+        await bookie.add(*entries)
+        await bookie.storage.checkpoint()
+        monkeypatch.setattr(entry_log_reader, "os", held)
+        reading = asyncio.ensure_future(bookie.read(*[(1, i) for i in range(100)]))
+        assert await asyncio.to_thread(held.waiting.wait, 60)
+        await bookie.upkeep.remove_entry_log(0)
+        held.go_on.set()
+        assert await reading == entries[:100]
 
 
 @in_loop

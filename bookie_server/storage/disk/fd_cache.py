@@ -49,16 +49,17 @@ class FdCache:
                         self._discarded.remove(fd)
                         os.close(fd)
 
-    def discard(self, key: int) -> None:
-        """Close the descriptor of ``key``, once its last user is done: its file is being removed."""
+    def discard(self, key: int) -> bool:
+        """Close the descriptor of ``key``, once its last user is done: its file was removed. Return whether it has no
+        user."""
         with self._lock:
             fd = self._fds.pop(key, -1)
-            if fd < 0:
-                return
             if fd in self._users:
                 self._discarded.add(fd)
-            else:
+                return False
+            if fd >= 0:
                 os.close(fd)
+            return True
 
     def close(self) -> None:
         """Close all descriptors that are not in use."""

@@ -98,9 +98,9 @@ class EntryLogReader:
             return False
         return True
 
-    def forget(self, entry_log_id: int) -> None:
-        """Close a log that is about to be removed."""
-        self._fds.discard(entry_log_id)
+    def forget(self, entry_log_id: int) -> bool:
+        """Close a log that was removed. Return False if it is being read: then it is closed after that."""
+        return self._fds.discard(entry_log_id)
 
     def read(
         self,

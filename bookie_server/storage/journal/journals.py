@@ -16,6 +16,7 @@ from typing import Final
 from bookie_server.config.config import BookieConfig
 from bookie_server.storage.disk import files
 from bookie_server.storage.disk.appended_file import choose_direct
+from bookie_server.storage.disk.removal import Removal
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.journal import journal
 from bookie_server.storage.journal.group_commit import FinishedCallback, GroupCommit
@@ -191,16 +192,19 @@ class Journals:
         Call in the loop."""
         return [commit.durable_mark for commit in self._commits]
 
-    def remove_below(self, marks: Sequence[LogMark]) -> None:
+    def remove_below(self, marks: Sequence[LogMark], removal: Removal) -> None:
         """Remove files below the marks, oldest first; keep the newest ``max_backups`` of them. Blocking, any thread.
-        The marks must be durable in every ledger directory. Files that cannot be removed stay until next time."""
+        The marks must be durable in every ledger directory. Files that cannot be removed stay until next time. Raises
+        SyncFailedError."""
         for directory, mark in zip(self._directories, marks, strict=True):
             try:
                 below = [journal_id for journal_id in journal.journal_ids(directory) if journal_id < mark.journal_id]
                 for journal_id in below[: max(0, len(below) - self._config.journal_max_backups)]:
                     path = os.path.join(directory, journal.file_name(journal_id))
-                    files.remove(path)
+                    removal.free(removal.unlink(path))
                     _LOG.info("removed journal %s: below the mark %x:%d", path, mark.journal_id, mark.offset)
+            except files.SyncFailedError:
+                raise
             except OSError as error:
                 _LOG.warning("old journals in %s cannot be removed yet: %s", directory, error)
 
