@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -568,7 +569,14 @@ def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:
         Quorum(3, 3, 2), DigestType.CRC32C, EntryFormat.ARROW, PASSWORD, '{"type":"struct","fields":[]}'
     )
     log = store.create_log("tables", settings, PASSWORD)
-    batch = pa.record_batch({"id": [1, 2], "name": ["a", None], "raw": [b"\x01\xff", b""]})
+    batch = pa.record_batch(
+        {
+            "id": [1, 2],
+            "name": ["a", None],
+            "raw": [b"\x01\xff", b""],
+            "ratios": [[0.5, math.nan], [-math.inf, math.inf]],
+        }
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -577,11 +585,11 @@ def test_read_an_arrow_log_as_json(bkctl: Bkctl, store: LogStore) -> None:
     log.ledgers.close(writer.ledger_id)
     commit(log, 0, LedgerRange(writer.ledger_id, 0, 0, 2, 10))
     assert [json.loads(line) for line in bkctl.ok("read", "tables").lines] == [
-        {"id": 1, "name": "a", "raw": "01ff"},
-        {"id": 2, "name": None, "raw": ""},
+        {"id": 1, "name": "a", "raw": "01ff", "ratios": [0.5, "NaN"]},
+        {"id": 2, "name": None, "raw": "", "ratios": ["-Infinity", "Infinity"]},
     ]
     (first, _) = [json.loads(line) for line in bkctl.ok("read", "tables", "--json").lines]
-    assert (first["offset"], first["row"]) == (0, {"id": 1, "name": "a", "raw": "01ff"})
+    assert (first["offset"], first["row"]) == (0, {"id": 1, "name": "a", "raw": "01ff", "ratios": [0.5, "NaN"]})
     assert "raw logs only" in bkctl.fails("append", "tables", stdin=b"x")
 
 

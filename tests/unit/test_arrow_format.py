@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -285,11 +286,36 @@ def test_text_that_is_not_utf8_is_read_as_it_was_written() -> None:
     assert found.column("text").view(pa.binary()).to_pylist() == [b"\xff\xfe"]
 
 
-def test_bkctl_names_an_entry_that_it_cannot_show() -> None:
-    batch = pa.record_batch({"at": pa.array([2**62], pa.timestamp("us"))})
+def test_bkctl_shows_values_that_python_has_no_type_for() -> None:
+    """Spark writes times of any year, and text that is not UTF-8."""
+    time, text = pa.array([2**62, 0], pa.timestamp("us")), pa.array([b"\xff\xfe", b"a"]).view(pa.string())
+    starts = pa.array([0, 1, 2], pa.int32())
+    batch = pa.record_batch(
+        {
+            "at": time,
+            "born": pa.array([-(2**31), 0], pa.date32()),
+            "inside": pa.StructArray.from_arrays([pa.ListArray.from_arrays(starts, text)], ["texts"]),
+            "places": pa.MapArray.from_arrays(starts, pa.array(["a", "b"]), time),
+        }
+    )
     ((entry, _),) = _entries([batch], batch.schema)
-    with pytest.raises(CorruptFileError, match="log x: the entry at offset 9 has a value that cannot be shown"):
-        list(rows_in(memoryview(entry), "x", 9))
+    assert list(rows_in(memoryview(entry), "x", 9)) == [
+        {
+            "at": f"{2**62} us",
+            "born": f"{-(2**31)} days",
+            "inside": {"texts": [b"\xff\xfe"]},
+            "places": [["a", f"{2**62} us"]],
+        },
+        {
+            "at": datetime.datetime(1970, 1, 1),
+            "born": datetime.date(1970, 1, 1),
+            "inside": {"texts": ["a"]},
+            "places": [("b", datetime.datetime(1970, 1, 1))],
+        },
+    ]
+
+
+def test_bkctl_names_an_entry_that_it_cannot_read() -> None:
     with pytest.raises(CorruptFileError, match="log x: the entry at offset 9 is not an Arrow stream"):
         list(rows_in(memoryview(bytes(100)), "x", 9))
 

@@ -7,6 +7,7 @@ import base64
 import datetime
 import enum
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,7 +117,22 @@ def print_json_list(values: Iterable[object]) -> None:
 
 def print_json_line(value: object) -> None:
     """Print one of many JSON lines, to the same buffer as entries."""
-    sys.stdout.buffer.write(printable_json(json.dumps(value, ensure_ascii=False, default=_plain)).encode() + b"\n")
+    try:
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:
+        line = json.dumps(_without_nan(value), ensure_ascii=False, default=_plain)
+    sys.stdout.buffer.write(printable_json(line).encode() + b"\n")
+
+
+def _without_nan(value: object) -> object:
+    """Return ``value`` with texts for the numbers that JSON does not have, as Spark's ``to_json`` does."""
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def printable_json(line: str) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, BinaryIO, Final
 
+import pyarrow as pa
+
 from bk_spark.bkctl.command_line.common import (
     ExitStatus,
     iso_time,
@@ -26,7 +28,7 @@ from bk_spark.log.formats.message import CommitMessage, CommitRequest, LedgerRan
 from bk_spark.log.formats.settings import EntryFormat
 from bk_spark.log.log import Log
 from bk_spark.log.reader import LogBlock
-from bk_spark.protocol.errors import CorruptFileError, InvalidArgumentError
+from bk_spark.protocol.errors import InvalidArgumentError
 
 #: Bytes of lines from stdin that are appended to the ledger at once.
 _BATCH_BYTES: Final = 1024 * 1024
@@ -119,14 +121,32 @@ def _blocks(log: Log, options: argparse.Namespace) -> Generator[LogBlock, None, 
 
 
 def rows_in(payload: memoryview, log_name: str, entry_offset: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an entry of format arrow. Raises CorruptFileError."""
-    where = f"log {log_name}: the entry at offset {entry_offset}"
-    for batch in batches_in(payload, where):
+    """Yield the rows of an entry of format arrow. Raises CorruptFileError for one that is no Arrow stream."""
+    for batch in batches_in(payload, f"log {log_name}: the entry at offset {entry_offset}"):
         try:
-            rows = batch.to_pylist()
-        except (ValueError, OverflowError) as error:
-            raise CorruptFileError(f"{where} has a value that cannot be shown: {error}") from error
-        yield from rows
+            yield from batch.to_pylist()
+        except (ValueError, OverflowError):
+            for row in range(batch.num_rows):
+                yield {
+                    name: _shown(column[row]) for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                }
+
+
+def _shown(value: pa.Scalar) -> object:
+    """Return a value, or what stands for it where Python's types cannot hold it: bytes for text that is not UTF-8, the
+    number and its unit for a time beyond the years 1 to 9999. Spark has both."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        if isinstance(value, pa.StructScalar):
+            return {name: _shown(value[name]) for name in value}
+        if isinstance(value, pa.ListScalar):
+            if isinstance(value, pa.MapScalar):
+                return [[_shown(pair[0]), _shown(pair[1])] for pair in value.values]
+            return [_shown(one) for one in value.values]
+        if pa.types.is_string(value.type):
+            return value.as_buffer().to_pybytes()
+        return f"{value.value} {getattr(value.type, 'unit', 'days')}"
 
 
 def _append(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
