@@ -17,7 +17,8 @@ from typing import Final
 
 #: How long the loop keeps the GIL for itself, approximately, while a journal's thread may need it.
 _MOST_KEPT_S: Final = 0.001
-#: A group that takes longer than this may wait for the GIL. To give way earlier would make groups smaller, and more.
+#: A thread that is not done after so long may wait for the GIL, to take a group, or after a write or a sync. To give
+#: way earlier would make groups smaller, and more.
 _EXPECTED_S: Final = 0.002
 #: A pause in which a thread that waits for the GIL wakes up and takes it. The kernel makes 0.1 to 0.15 ms of it.
 _WAY_S: Final = 0.00005
@@ -29,7 +30,8 @@ class GivingWaySelector(selectors.DefaultSelector):
     Parameters
     ----------
     busy_since_s
-        Returns when the oldest work began that a thread does for the loop, by the monotonic clock. None: there is none.
+        Returns since when a thread has had something to do for the loop, by the monotonic clock. It may be a time to
+        come. None: there is nothing.
     """
 
     def __init__(self, busy_since_s: Callable[[], float | None]) -> None:

@@ -7,8 +7,9 @@ import errno
 import functools
 import os
 import struct
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -203,6 +204,43 @@ async def test_fences_of_many_ledgers_wait_for_others_and_hold_nobody_up(
     async with running(config(tmp_path), next_id=17) as here:
         assert await here.submit(1, 3, urgent=False)
         assert await here.submit(1, 4)
+
+
+@pytest.fixture
+def _threads_wait_for_the_loop() -> Iterator[None]:
+    """A thread gets the GIL only when the loop waits for something."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("_threads_wait_for_the_loop")
+@in_loop
+async def test_a_thread_that_has_not_taken_its_group_yet_is_busy(tmp_path: Path) -> None:
+    """It needs the GIL for that, for which the event loop gives way (event_loop.py)."""
+    async with running(config(tmp_path)) as here, asyncio.timeout(60):
+        assert await here.submit(1, 0)
+        while here.journals.busy_since_s is not None:
+            await asyncio.sleep(0.001)
+        added_s = time.monotonic()
+        added = here.submit(1, 1)
+        busy_since_s = here.journals.busy_since_s
+        assert busy_since_s is not None
+        assert added_s <= busy_since_s <= time.monotonic()
+        assert await added
+
+
+@in_loop
+async def test_a_thread_that_waits_for_more_is_busy_when_it_has_waited(tmp_path: Path) -> None:
+    """So the event loop gives way when the wait has ended, and not before."""
+    waits = config(tmp_path, journal_adaptive_group_writes=False, journal_max_group_wait_ms=HOUR_MS)
+    async with running(waits) as here, asyncio.timeout(60):
+        added = here.submit(1, 0)
+        while (here.journals.busy_since_s or 0.0) < time.monotonic() + HOUR_MS / 2000:
+            await asyncio.sleep(0.001)
+        await asyncio.get_running_loop().run_in_executor(None, here.journals.stop)
+        assert await added
 
 
 @in_loop

@@ -97,7 +97,8 @@ class GroupCommit:
         self._resume_at = 0.0
         self._unsynced_since = 0.0
 
-        #: When the thread took the group that it writes and syncs now, by the monotonic clock. None: it does not.
+        #: Since when the thread has had something to do, by the monotonic clock: since it was woken, or took a group. A
+        #: time to come if it waits for that. None: it has nothing to do.
         self.busy_since_s: float | None = None
 
     # --- in the event loop -------------------------------------------------------------------------
@@ -194,6 +195,7 @@ class GroupCommit:
             group.since = group.last
         if self._waiting and (changed or self._timing.is_large(group.journal_bytes, group.entries)):
             self._waiting = False
+            self.busy_since_s = group.last
             return True
         return False
 
@@ -316,9 +318,10 @@ class GroupCommit:
                     waits.append(self._sync_due_at() - now)
                     if waits[-1] <= 0:
                         return None
-                self._waiting = True
+                self._waiting, wait_s = True, min(waits, default=None)
+                self.busy_since_s = None if wait_s is None else now + wait_s
             with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=min(waits, default=None))
+                self._bell.get(timeout=wait_s)
 
     def _go(self, now: float) -> tuple[FlushReason, float]:
         """Return why the pending group is written, and in how many seconds."""

@@ -147,7 +147,8 @@ class Journals:
 
     @property
     def busy_since_s(self) -> float | None:
-        """When the oldest group was taken that is being written and synced. None: there is none."""
+        """Since when the thread of a journal has had something to do, the earliest of them. In the future if none has
+        yet. None: none will, unless something is added."""
         since_s = [commit.busy_since_s for commit in self._commits]
         return min((one for one in since_s if one is not None), default=None)
 
