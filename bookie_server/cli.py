@@ -18,6 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, NoReturn
 
+from bk_spark import __version__
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bookie-server", description="A bookie, or a whole local cluster.")
+    parser.add_argument("--version", action="version", version=f"bookie-server {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run one bookie until SIGTERM or Ctrl-C")
     start.add_argument("--conf", required=True, metavar="FILE", help="configuration file with Apache's keys")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import bk_spark
 from bk_spark.bkctl import main as bkctl
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.protocol.metadata.metadata_uri import MetadataServiceUri
@@ -100,6 +101,13 @@ def test_error_is_one_line_without_a_traceback(
     assert message in error
     assert len(error.splitlines()) == 1
     assert error.startswith("bookie-server: ")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"bookie-server {bk_spark.__version__}\n"
 
 
 def test_a_number_with_other_signs_than_digits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,9 @@ def test_workers_whose_python_is_none_or_another(doctor: Doctor, tmp_path: Path)
     assert "is Python 3.9.1, the driver's is" in told
     broken = program(tmp_path / "broken", "echo no such library >&2; exit 127")
     assert "did not run the test (no such library)" in doctor(PYSPARK_PYTHON=str(broken)).problem("workers' python")
+    silent = program(tmp_path / "silent", "exit 3")
+    told = doctor(PYSPARK_PYTHON=str(silent)).problem("workers' python")
+    assert "did not run the test (it ended with status 3 and no error text)" in told
 
 
 def test_workers_that_start_too_slowly_for_spark(doctor: Doctor, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bk_spark.protocol.errors import InvalidArgumentError
@@ -50,9 +52,11 @@ def test_parse(text: str, servers: str, root: str, layout: str | None) -> None:
         pytest.param(f"zk://{'h' * 64}:2181/ledgers", id="a label of many letters"),
         "zk://h/a//b",
         "zk+FLAT://h/ledgers",
+        None,
+        b"zk://h/ledgers",
     ],
 )
-def test_refused(text: str) -> None:
+def test_refused(text: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="metadataServiceUri"):
         MetadataServiceUri.parse(text)
 

@@ -146,7 +146,7 @@ def workers_python(given: str | None, environment: Mapping[str, str]) -> Finding
     try:
         found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        said = " ".join(answer.stderr.split()[-20:])
+        said = " ".join(answer.stderr.split()[-20:]) or f"it ended with status {answer.returncode} and no error text"
         return problem(check, f"{program}{whence} did not run the test ({said})", use_this)
     return _judged(check, f"{program}{whence}", found, took_s, use_this)
 

@@ -36,7 +36,8 @@ class MetadataServiceUri:
     def parse(cls, text: str) -> MetadataServiceUri:
         """Parse a URI. Raises InvalidArgumentError, which says what is wrong. The default port is 2181, the root
         ``/ledgers``."""
-        match = _URI.fullmatch(text.strip())
+        # A variable of the environment that is not set is None.
+        match = _URI.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
             raise InvalidArgumentError(
                 f"metadataServiceUri {text!r} is not of the form zk+hierarchical://host:port[;host:port]/ledgers"
