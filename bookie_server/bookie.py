@@ -74,6 +74,11 @@ class Bookie:
         return 0 if self._storage.is_stuck else self._storage.write_cache.excess_bytes
 
     @property
+    def new_ledgers(self) -> int:
+        """Ledgers that were created since the last flush began."""
+        return self._storage.descriptors.unwritten
+
+    @property
     def new_ledgers_wait(self) -> bool:
         """Whether so many new ledgers wait for index files that the front ends should delay further ones."""
         return self._storage.new_ledgers_wait

@@ -61,6 +61,7 @@ class HeldBookie:
         self.ledger = _WatchedLedger(1, KEY, self.lac_reached)
         self.ledger.lac_loaded = True
         self.excess_bytes = 0
+        self.new_ledgers = 0
         self.new_ledgers_wait = False
         self.in_memory: set[int] = set()
         self.flushes = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -261,6 +262,55 @@ def test_n1_a_ledger_in_memory_is_fenced_at_once_while_new_ledgers_wait() -> Non
             assert [*bookie.fences] == [1], "order within a connection"
             bookie.new_ledgers_wait = False
             await until(lambda: len(bookie.fences) == 14)
+            bookie.turns.stop()
+
+    run(test)
+
+
+class CreatingBookie(FencingBookie):
+    """Notes when it was asked to fence which ledger. Those that are not in memory are created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fenced: list[tuple[int, float]] = []
+
+    def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
+        self.fenced.append((ledger_id, asyncio.get_running_loop().time()))
+        self.new_ledgers += not self.is_in_memory(ledger_id)
+        return super().fence(ledger_id, master_key, urgent=urgent)
+
+
+def test_n1_many_fences_that_create_ledgers_leave_the_event_loop_time_in_between() -> None:
+    async def test() -> None:
+        bookie = CreatingBookie()
+        bookie.in_memory = {7}
+        async with front(NetConfig(), bookie) as here:
+            greedy, honest = await here.connect(), await here.connect()
+            await greedy.send(fences(1000, 100))
+            await until(lambda: bool(bookie.fences))
+            await honest.send(fences(7, 1))
+            await until(lambda: len(bookie.fences) == 101)
+            created = [at_s for ledger_id, at_s in bookie.fenced if ledger_id != 7]
+            pauses_s = [then - now for now, then in itertools.pairwise(created)]
+            assert sum(pause_s > 0.0019 for pause_s in pauses_s) >= 100 // 4 - 1
+            assert 7 in [ledger_id for ledger_id, _ in bookie.fenced[:100]], "a ledger in memory does not wait for them"
+            bookie.durable()
+            assert await greedy.codes(100) == [Code.OK] * 100
+            bookie.turns.stop()
+
+    run(test)
+
+
+def test_fences_of_ledgers_that_the_bookie_holds_do_not_pause() -> None:
+    async def test() -> None:
+        bookie = CreatingBookie()
+        bookie.in_memory = set(range(100))
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect()
+            await peer.send(fences(0, 100))
+            await until(lambda: len(bookie.fences) == 100)
+            turns = sorted(bookie.fences_by_turn)
+            assert turns[-1] - turns[0] < 3 * 100 // 4, "no turn passes without any"
             bookie.turns.stop()
 
     run(test)

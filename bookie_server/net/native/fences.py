@@ -2,9 +2,9 @@
 
 A fence of an unknown ledger creates the ledger: a descriptor, journal records, an index file. The number of fences that
 begin in a turn is bounded, and so is the number on their way to the journal. While too many new ledgers wait for their
-index files, only fences of ledgers in memory begin. The others wait, in order within a connection, and the connections
-take turns. A fence takes effect when it begins. It is answered once it is durable. If there are many, the journal
-writes them together, and in between it is free for adds.
+index files, and for two milliseconds after some were created, only fences of ledgers in memory begin. The others wait,
+in order within a connection, and the connections take turns. A fence takes effect when it begins. It is answered once
+it is durable. If there are many, the journal writes them together, and in between it is free for adds.
 
 Before a fence of a ledger that is not in memory begins, a thread searches for the ledger's index file. The search may
 wait for a flush that creates files in the same directory.
@@ -30,6 +30,9 @@ _UNDER_WAY: Final = 256
 #: With so many on their way, and with any that wait, further ones are not urgent. Otherwise the journal would always be
 #: writing fences, and each add would wait for a group of them.
 _URGENT: Final = 8
+#: If fences still wait after a turn in which some created ledgers, they wait for so long. Otherwise they would take
+#: most of the event loop's time, until so many ledgers are new that they wait for the flush.
+_PAUSE_S: Final = 0.002
 #: Ledgers whose index files are searched together.
 _LOOKED_UP_AT_ONCE: Final = 64
 #: How often to check whether index files were written.
@@ -56,6 +59,8 @@ class Fences:
         self._looked_up: frozenset[int] = frozenset()
         self._looked_up_at = 0
         self._looking_up: asyncio.Task[None] | None = None
+        #: Until when fences that wait do not begin, by the event loop's clock.
+        self._paused_until_s = 0.0
 
     def fence(self, asker: Asker, ledger_id: int, master_key: bytes) -> asyncio.Future[Code]:
         """Fence a ledger, as :meth:`Bookie.fence` does, now or soon.
@@ -67,8 +72,9 @@ class Fences:
             outcome: asyncio.Future[Code] = self._loop.create_future()
             outcome.set_result(before)
             return outcome
-        # Whoever waits for index files is not overtaken: it needs something else.
-        is_next = not self._waiting or (asker not in self._waiting and self._bookie.new_ledgers_wait)
+        # Whoever waits to create a ledger is not overtaken: it needs something else.
+        creators_wait = self._bookie.new_ledgers_wait or self._loop.time() < self._paused_until_s
+        is_next = not self._waiting or (asker not in self._waiting and creators_wait)
         if is_next and self._may_begin and self._bookie.is_in_memory(ledger_id):
             return self._begin(asker, ledger_id, master_key)
         outcome = self._loop.create_future()
@@ -109,6 +115,10 @@ class Fences:
         """Begin some of the waiting fences."""
         self._look = None
         self._begun = unready = 0
+        pause_s, new_ledgers = self._paused_until_s - self._loop.time(), self._bookie.new_ledgers
+        if pause_s > 0:
+            self._look = self._loop.call_later(pause_s, self._turn)
+            return
         while unready < len(self._waiting) and self._may_begin:
             asker = next(iter(self._waiting))
             queue = self._waiting.pop(asker)
@@ -121,6 +131,8 @@ class Fences:
                 self._waiting[asker] = queue  # the others are first
             if is_ready and not outcome.done():
                 self._begin(asker, ledger_id, master_key).add_done_callback(partial(_pass_on, outcome))
+        if self._waiting and self._bookie.new_ledgers != new_ledgers:
+            self._paused_until_s = self._loop.time() + _PAUSE_S
         if unready and not self._bookie.new_ledgers_wait:
             if self._looking_up is None:
                 self._looking_up = self._loop.create_task(self._look_up())
