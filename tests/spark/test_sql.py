@@ -101,6 +101,24 @@ def test_a_view_without_schema_takes_no_rows(connector: Connector, raw_log: str,
     assert len(_values(connector, raw_log)) == 10
 
 
+def test_a_view_keeps_the_rows_of_its_first_use_until_it_is_created_again(
+    connector: Connector, raw_log: str, table: str
+) -> None:
+    """As a DataFrame does, so that an overwrite that is computed from it loses what came later."""
+    sql = connector.spark.sql
+    create = f"TEMPORARY VIEW {table} (value STRING) USING bookkeeper OPTIONS ({_options(connector, raw_log)})"
+    sql(f"CREATE {create}")
+    assert sql(f"SELECT * FROM {table}").count() == 10
+    sql(f"INSERT INTO {table} SELECT 'more'")
+    sql(f"REFRESH TABLE {table}")
+    assert sql(f"SELECT * FROM {table}").count() == 10
+    sql(f"INSERT OVERWRITE {table} SELECT value FROM {table}")
+    assert _values(connector, raw_log) == [f"row {n}" for n in range(10)]
+    sql(f"INSERT INTO {table} SELECT 'more'")
+    sql(f"CREATE OR REPLACE {create}")
+    assert sql(f"SELECT * FROM {table}").count() == 11
+
+
 # --- tables ---
 
 
