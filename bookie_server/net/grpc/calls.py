@@ -63,6 +63,8 @@ class Call:
         self._stuck = stuck
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        #: Looks after the send that waits. Calls have one at a time.
+        self._watching: asyncio.TimerHandle
         self.requests = RequestContext(shared, adds_changed=adds_changed, reads_changed=lambda: None, failed=self._fail)
 
     def end(self) -> None:
@@ -97,11 +99,11 @@ class Call:
         load.change_unsent(size_bytes)
         try:
             async with asyncio.timeout(None) as limit:
-                watching = self._loop.create_task(self._watch(limit))
+                self._watch(limit)
                 try:
                     await self.context.write(message)
                 finally:
-                    watching.cancel()
+                    self._watching.cancel()
             return
         except TimeoutError:
             self.shared.stalled_peers += 1
@@ -115,13 +117,16 @@ class Call:
         finally:
             self._stuck.size_bytes -= size_bytes
 
-    async def _watch(self, limit: asyncio.Timeout) -> None:
-        """End a send that waits while others wait for memory."""
-        while True:
-            await asyncio.sleep(self.shared.config.stalled_peer_timeout_ms / 1000)
-            if self.shared.load.pressing:
-                limit.reschedule(self._loop.time())
-                return
+    def _watch(self, limit: asyncio.Timeout) -> None:
+        """Look later whether a send still waits, and others wait for memory. Then it ends."""
+        after_s = self.shared.config.stalled_peer_timeout_ms / 1000
+        self._watching = self._loop.call_later(after_s, self._on_waiting, limit)
+
+    def _on_waiting(self, limit: asyncio.Timeout) -> None:
+        if self.shared.load.pressing:
+            limit.reschedule(self._loop.time())
+        else:
+            self._watch(limit)
 
     def _fail(self) -> None:
         """End the call because of the unexpected exception that is being handled."""

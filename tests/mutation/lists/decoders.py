@@ -58,7 +58,7 @@ MUTATIONS: Final = (
     Mutation(
         "Messages over gRPC that nobody takes are bounded.",
         "bk_spark/protocol/wire/http2/connection.py",
-        " and call.waiting <= CALL_WINDOW_BYTES:",
+        " and call.waiting <= _MOST_WAITING_BYTES:",
         ":",
         ("tests/unit/test_protocol_http2.py::test_the_peer_may_send_more_when_messages_were_taken",),
     ),

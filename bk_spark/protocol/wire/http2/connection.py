@@ -58,6 +58,12 @@ _OF_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 _MOST_SENT_BYTES: Final = 1024 * 1024
 #: This much of a frame's content is joined with its head.
 _JOINED_BYTES: Final = 64 * 1024
+#: A message that is sent takes along what widens windows of which this much is left at most. Otherwise they are widened
+#: when less than the other is left: frames of their own cost the peer as much time as a request does.
+_WIDENED_ALONG: Final = 3 / 4
+_WIDENED_ALONE: Final = 1 / 4
+#: Messages of a call that are not taken, beyond which its window is not widened.
+_MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
 #: Pings and settings of the peer whose answers it has not taken.
 _MOST_OWED_ANSWERS: Final = 1_000
 
@@ -142,6 +148,8 @@ class Http2:
         size = min(len(prefix) + len(data), self._room, call.room, self._peer.frame_bytes, _MOST_SENT_BYTES)
         if size <= 0 or size < len(prefix):
             return None
+        self._widen_all(_WIDENED_ALONG)
+        self._widen(call, _WIDENED_ALONG)
         self._room -= size
         call.room -= size
         taken = size - len(prefix)
@@ -169,7 +177,7 @@ class Http2:
         call = self._calls.get(number)
         if call is not None:
             call.taken(size_bytes)
-            self._widen(call)
+            self._widen(call, _WIDENED_ALONE)
 
     def output(self) -> list[Buffer]:
         """Return what is to be sent, in this order. It must not change."""
@@ -274,9 +282,7 @@ class Http2:
         call = self._data_of = self._calls.get(stream)
         if self._window < 0 or (call is not None and size > call.window):
             raise WireFormatError("the peer sends more than it may")
-        if self._window < WINDOW_BYTES // 2:
-            self._output.append(number_frame(Kind.WINDOW_UPDATE, 0, WINDOW_BYTES - self._window))
-            self._window = WINDOW_BYTES
+        self._widen_all(_WIDENED_ALONE)
         self._left, self._skipped = size - padding, max(0, padding - 1)
         self._data_ends = bool(flags & Flag.END_STREAM)
         if call is not None:
@@ -284,13 +290,19 @@ class Http2:
                 raise WireFormatError("a message comes before the headers of its call")
             call.window -= size
             if not self._data_ends:
-                self._widen(call)
+                self._widen(call, _WIDENED_ALONE)
         if not self._left and not self._skipped:
             self._end_data()
 
-    def _widen(self, call: CallState) -> None:
-        """Let the peer send more of a call, unless too much waits to be taken."""
-        if call.window < CALL_WINDOW_BYTES // 2 and call.waiting <= CALL_WINDOW_BYTES:
+    def _widen_all(self, below: float) -> None:
+        """Let the peer send more in all calls, if less than this part of the window is left."""
+        if self._window < WINDOW_BYTES * below:
+            self._output.append(number_frame(Kind.WINDOW_UPDATE, 0, WINDOW_BYTES - self._window))
+            self._window = WINDOW_BYTES
+
+    def _widen(self, call: CallState, below: float) -> None:
+        """The same for one call, unless too much waits to be taken."""
+        if call.window < CALL_WINDOW_BYTES * below and call.waiting <= _MOST_WAITING_BYTES:
             self._output.append(number_frame(Kind.WINDOW_UPDATE, call.number, CALL_WINDOW_BYTES - call.window))
             call.window = CALL_WINDOW_BYTES
 

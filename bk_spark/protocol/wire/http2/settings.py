@@ -21,8 +21,8 @@ from bk_spark.protocol.wire.http2.frames import (
 from bk_spark.protocol.wire.http2.headers import MOST_BLOCK_BYTES, MOST_HEADERS_BYTES
 
 #: How many bytes the peer may send before they are read: in one call, and in all calls.
-CALL_WINDOW_BYTES: Final = 8 * 1024 * 1024
-WINDOW_BYTES: Final = 16 * 1024 * 1024
+CALL_WINDOW_BYTES: Final = 16 * 1024 * 1024
+WINDOW_BYTES: Final = 32 * 1024 * 1024
 _DEFAULT_TABLE_BYTES: Final = 4096
 
 
