@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bk_spark.bkctl.command_line.common import (
     ExitStatus,
+    WrongCommandLineError,
     argument,
     bookie_id,
     iso_time,
@@ -274,7 +275,7 @@ def _trigger(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
 
 def _force_checks(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     if not options.checks:
-        raise InvalidArgumentError(f"no check is named: give {', '.join(f'--{option}' for option in _CHECKS)}")
+        raise WrongCommandLineError(f"no check is named: give {', '.join(f'--{option}' for option in _CHECKS)}")
     if not options.dry_run:
         UnderReplicationStore(client.zookeeper, client.root).prepare()
         switches = ReplicationSwitches(client.zookeeper, client.root)

@@ -96,7 +96,7 @@ class _Endpoints:
         return json_response({"readOnly": self._actions.state.read_only})
 
     async def set_read_only(self, request: Request) -> Response:
-        wanted = _flag(request.json_object(), "readOnly")
+        wanted = _flag(request.json_object('{"readOnly": true}'), "readOnly")
         if wanted is None:
             raise HttpError(HTTPStatus.BAD_REQUEST, "readOnly is missing")
         await self._operations.set_read_only(wanted)
@@ -176,7 +176,7 @@ class _Endpoints:
         return json_response({"is_in_force_gc": _text(self._actions.collection.status().forced)})
 
     async def force_gc(self, request: Request) -> Response:
-        options = request.json_object() if request.body.strip() else {}
+        options = request.json_object('{"forceMajor": true, "forceMinor": true}') if request.body.strip() else {}
         major, minor = _flag(options, "forceMajor"), _flag(options, "forceMinor")
         self._operations.collect(major=major, minor=minor)
         return json_response(f"Triggered GC on BookieServer: {self._actions.bookie_id}")
@@ -204,7 +204,8 @@ class _Endpoints:
         return json_response({"problem": self._actions.collection.status().problem, "stopped": stopped})
 
     async def release_brake(self, request: Request) -> Response:
-        return json_response(_stopped(*self._operations.release(request.json_object().get("word"))))
+        word = request.json_object('{"word": "..."}, with the word that the stopped pass named').get("word")
+        return json_response(_stopped(*self._operations.release(word)))
 
     async def suspended(self, _: Request) -> Response:
         collection = self._actions.collection
@@ -222,7 +223,7 @@ class _Endpoints:
         return self._set_suspended(request, "resume", False)
 
     def _set_suspended(self, request: Request, verb: str, suspended: bool) -> Response:
-        options = request.json_object()
+        options = request.json_object(f'{{"{verb}Major": true, "{verb}Minor": true}}')
         major, minor = _flag(options, f"{verb}Major"), _flag(options, f"{verb}Minor")
         if major is None and minor is None:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"No {verb}Major or {verb}Minor params found")

@@ -73,7 +73,7 @@ class _Endpoints:
         return text_response(f"lostBookieRecoveryDelay value: {seconds}")
 
     async def set_delay(self, request: Request) -> Response:
-        seconds = request.json_object().get("delay_seconds")
+        seconds = request.json_object('{"delay_seconds": 60}').get("delay_seconds")
         if not isinstance(seconds, int) or isinstance(seconds, bool):
             raise HttpError(HTTPStatus.BAD_REQUEST, "delay_seconds must be a whole number")
         await self._operations.set_delay(seconds)

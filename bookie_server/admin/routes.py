@@ -26,14 +26,14 @@ class Request:
     parameters: Mapping[str, str]
     body: bytes
 
-    def json_object(self) -> dict[str, object]:
-        """Return the body as a JSON object. Raises HttpError (400)."""
+    def json_object(self, example: str) -> dict[str, object]:
+        """Return the body as a JSON object, such as ``example``. Raises HttpError (400)."""
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError):
-            raise HttpError(HTTPStatus.BAD_REQUEST, "the body is not JSON") from None
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: send {example}") from None
         if not isinstance(value, dict):
-            raise HttpError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object")
+            raise HttpError(HTTPStatus.BAD_REQUEST, f"the body must be a JSON object: send {example}")
         return value
 
 

@@ -164,10 +164,11 @@ class _Check:
     def refuse(self, lost: Sequence[str]) -> CookieMismatchError:
         """Return the error for lost directories."""
         return CookieMismatchError(
-            f"bookie {self._config.bookie_id} has a cookie in ZooKeeper ({self._path}), but {' and '.join(lost)} "
-            "has no current/VERSION: the directory was lost or replaced. Restore it. If it is lost for good, start "
-            "the bookie with dataIntegrityChecking=true and dataIntegrityStampMissingCookies=true: it copies what it "
-            "lost from other bookies. Or re-replicate the bookie's ledgers, delete that znode, and start it again"
+            f"bookie {self._config.bookie_id} has a cookie in ZooKeeper ({self._path}), but there is no "
+            f"current/VERSION in {' and in '.join(lost)}: what was there is lost, or was replaced. "
+            "Restore it. If it is lost for good, start the bookie with dataIntegrityChecking=true and "
+            "dataIntegrityStampMissingCookies=true: it copies what it lost from other bookies. "
+            "Or re-replicate the bookie's ledgers, delete that znode, and start it again"
         )
 
     def require_empty_additions(self) -> None:
@@ -233,7 +234,7 @@ class _Check:
         stamped = [directory for directory in self._directories if directory not in self._unstamped]
         used = [directory for directory in stamped if not _holds_stamp_only(directory)]
         if used:
-            lost = f"; {' and '.join(self._unstamped)} has no current/VERSION" if self._unstamped else ""
+            lost = f"; there is no current/VERSION in {' and in '.join(self._unstamped)}" if self._unstamped else ""
             raise CookieMismatchError(
                 f"{' and '.join(used)} was stamped for bookie {self._config.bookie_id} and used, but its cookie "
                 f"{self._path} is not in ZooKeeper: this is another cluster, the cluster was created again, or the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -53,6 +54,8 @@ class DirectoryLocks:
         missing = []
         at = directory
         while not os.path.isdir(at):
+            if os.path.lexists(at):
+                raise NotADirectoryError(errno.ENOTDIR, f"{at} is not a directory")
             missing.append(at)
             at = os.path.dirname(at)
         for at in reversed(missing):

@@ -99,8 +99,8 @@ def test_c6_one_wiped_disk_of_several_is_refused(directories: Directories, name:
     shutil.rmtree(directories.base / name)
     if not with_znode:
         directories.zookeeper.delete(directories.path)
-    directories.refused(name, "has no current/VERSION")
-    directories.refused(name, "has no current/VERSION", expansion=True)
+    directories.refused(name, "there is no current/VERSION in")
+    directories.refused(name, "there is no current/VERSION in", expansion=True)
 
 
 @pytest.mark.parametrize("stamped", [[], ["j0"], ["j0", "j1", "l0", "l1", "i0"]])
@@ -238,7 +238,7 @@ def test_an_expansion_that_ended_before_the_new_directory_was_stamped(
     assert {directories.stamp(name).read_bytes() for name in (*names, "l2")} == {new}
     # From now on it is used: without its stamp it is lost.
     shutil.rmtree(directories.base / "l2")
-    directories.refused("l2 has no current/VERSION", expansion=True)
+    directories.refused(f"there is no current/VERSION in {directories.base / 'l2'}", expansion=True)
 
 
 def test_what_is_added_must_be_empty_and_new(directories: Directories) -> None:
@@ -250,7 +250,7 @@ def test_what_is_added_must_be_empty_and_new(directories: Directories) -> None:
     directories.refused("l2 holds files", "a directory to be added", expansion=True)
     shutil.rmtree(directories.base / "l2")
     shutil.rmtree(directories.base / "l1")
-    directories.refused("l1 has no current/VERSION", expansion=True)
+    directories.refused(f"there is no current/VERSION in {directories.base / 'l1'}", expansion=True)
 
 
 def test_journals_are_never_added(directories: Directories) -> None:

@@ -116,6 +116,15 @@ def refused(process: BookieProcess, code: int, *says: str) -> None:
     assert not any("Traceback" in line for line in process.lines)
 
 
+def test_a_file_in_the_place_of_a_directory(bookie: BookieProcess, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not ours")
+    for name in (file, file / "below"):
+        bookie.settings["ledgerDirectories"] = str(name)
+        refused(bookie, 5, f"cannot use directory {name}", f"{file} is not a directory")
+    assert file.read_text() == "not ours"
+
+
 def test_a_busy_port(bookie: BookieProcess, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", bookie.port))
@@ -170,13 +179,13 @@ def test_c6_a_wiped_disk_refuses_to_start(bookie: BookieProcess, lost: tuple[str
     assert bookie.stop() == 0
     for name in lost:
         (bookie.directory / name).rename(bookie.directory / f"lost {name}")
-    refused(bookie, 5, "has no current/VERSION", *(str(bookie.directory / name) for name in lost))
+    refused(bookie, 5, "there is no current/VERSION in", *(str(bookie.directory / name) for name in lost))
     for name in lost:
         assert not (bookie.directory / name).exists()
     # An empty directory, as after a disk was replaced, is no better.
     for name in lost:
         (bookie.directory / name).mkdir()
-    refused(bookie, 5, "has no current/VERSION")
+    refused(bookie, 5, "there is no current/VERSION in")
     for name in lost:
         assert list((bookie.directory / name).iterdir()) == []
         (bookie.directory / name).rmdir()

@@ -146,7 +146,7 @@ def test_c6_r6_a_bookie_whose_disks_were_wiped(three: Three) -> None:
     second.settings["dataIntegrityChecking"] = "true"
     second.launch()
     assert second.wait() == 5
-    assert any("has no current/VERSION" in line for line in second.lines)
+    assert any("there is no current/VERSION in" in line for line in second.lines)
 
     second.settings |= WORD
     second.start()

@@ -120,7 +120,9 @@ def test_disks_fail_and_bookies_are_exchanged(tmp_path: Path) -> None:
             # A careless operator starts it as it is.
             first.start()
             assert first.wait_ended_by_itself() == 5
-            assert f"{lost[-1]} has no current/VERSION" in first.log_tail()
+            told = first.log_tail()
+            assert "there is no current/VERSION in" in told
+            assert f"{first.directory / lost[-1]}: what was there is lost" in told
             for block in PROCEDURES[procedure]:
                 cluster.run(block)
             assert check_every_copy(cluster.uri, ledger_ids) == COPIES

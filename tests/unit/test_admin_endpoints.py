@@ -216,8 +216,8 @@ def test_read_only_is_not_called_done_when_it_is_not(api: Api) -> None:
         "the bookie is still read-only: disk: /a is full",
     )
     for body, says in (
-        (b"", "not JSON"),
-        ([True], "JSON object"),
+        (b"", 'not JSON: send {"readOnly": true}'),
+        ([True], 'JSON object: send {"readOnly": true}'),
         ({}, "readOnly is missing"),
         ({"readOnly": 1}, "true or false"),
         (b"[" * 50_000, "not JSON"),

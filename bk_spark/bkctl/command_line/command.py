@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bk_spark.bkctl.command_line.common import ExitStatus
+from bk_spark.bkctl.command_line.common import ExitStatus, WrongCommandLineError
 from bk_spark.bkctl.command_line.parser import URI_VARIABLE, make_parser
 from bk_spark.protocol.errors import BookKeeperError
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except BookKeeperError as error:
         print("bkctl:", " ".join(str(error).split()), file=sys.stderr)
-        return ExitStatus.ERROR
+        return ExitStatus.WRONG_COMMAND_LINE if isinstance(error, WrongCommandLineError) else ExitStatus.ERROR
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from bk_spark.bookie.passwords import password_in
+from bk_spark.protocol.errors import InvalidArgumentError
 from bk_spark.protocol.metadata.registration import is_bookie_id
 from bk_spark.settings.kinds import Kind, WrongValueError
 
@@ -34,6 +35,10 @@ class ExitStatus(enum.IntEnum):
     """``log verify`` and ``doctor`` found a problem, ``log gc`` could not finish, ``recover`` or ``decommission`` left
     ledgers, no auditor is elected, or files of a stopped bookie are damaged."""
     INTERRUPTED = 130
+
+
+class WrongCommandLineError(InvalidArgumentError):
+    """Arguments that are right by themselves do not go together."""
 
 
 class OneLineParser(argparse.ArgumentParser):

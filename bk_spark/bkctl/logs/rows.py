@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from bk_spark.bkctl.command_line.common import (
     ExitStatus,
+    WrongCommandLineError,
     iso_time,
     json_value,
     offset,
@@ -67,7 +68,7 @@ def add_commands(log: Any) -> None:
 
 def _read(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     if options.follow and options.end is not None:
-        raise InvalidArgumentError("--to and --follow contradict each other: give one of them")
+        raise WrongCommandLineError("--to and --follow contradict each other: give one of them")
     log = open_log(client, options)
     out = sys.stdout.buffer
     is_raw = log.settings.entry_format is EntryFormat.RAW
@@ -151,7 +152,7 @@ def _shown(value: pa.Scalar) -> object:
 
 def _append(client: BlockingClient, options: argparse.Namespace) -> ExitStatus:
     if (options.app is None) != (options.batch is None):
-        raise InvalidArgumentError("--app and --batch belong together: give both, or none")
+        raise WrongCommandLineError("--app and --batch belong together: give both, or none")
     log = open_log(client, options)
     if log.settings.entry_format is not EntryFormat.RAW:
         raise InvalidArgumentError(

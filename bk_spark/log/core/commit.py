@@ -45,7 +45,7 @@ from bk_spark.log.formats.znodes import MAX_APPLICATION_BYTES, Application, deco
 from bk_spark.protocol.errors import LedgerRefusedError
 from bk_spark.protocol.metadata.znodes import CheckOp, SetOp, TransactionOp
 
-_REMEDY: Final = ", or commit with fenceTail=true, which ends that writer"
+_REMEDY: Final = ", or commit with fenceTail=true (fence_tail in Python), which ends that writer"
 
 
 class BatchCommit:
