@@ -18,7 +18,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bk_spark import __version__
 from bk_spark.bookie.metadata.cluster_init import init_cluster
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.metadata.zookeeper_access import ZooKeeperAccess
@@ -66,9 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitStatus.INVALID_CONF if invalid else ExitStatus.SERVER_FAILED
 
 
+class _Version(argparse.Action):
+    """Prints the version of the package. Only this imports what knows it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata
+
+        print(f"bookie-server {importlib.metadata.version('bk-spark')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bookie-server", description="A bookie, or a whole local cluster.")
-    parser.add_argument("--version", action="version", version=f"bookie-server {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     start = commands.add_parser("start", help="run one bookie until SIGTERM or Ctrl-C")
     start.add_argument("--conf", required=True, metavar="FILE", help="configuration file with Apache's keys")

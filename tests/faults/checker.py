@@ -16,6 +16,7 @@ from bk_spark.protocol.errors import (
     AddQuorumTimeoutError,
     BookieUnavailableError,
     BookKeeperError,
+    LedgerClosedError,
     LedgerFencedError,
     MetadataConflictError,
     MetadataUnavailableError,
@@ -78,7 +79,8 @@ def unexplained(writer: Claims, fenced: Collection[int], *, zookeeper_went: bool
                 continue
             case MetadataUnavailableError() if zookeeper_went:
                 continue
-            case LedgerFencedError() | MetadataConflictError() if ledger_id in fenced:
+            # The metadata may tell the writer before a bookie does.
+            case LedgerFencedError() | LedgerClosedError() | MetadataConflictError() if ledger_id in fenced:
                 continue
         where = "create" if ledger_id is None else f"ledger {ledger_id}"
         found.append(f"{where} failed for no reason of the plan: {error!r}")

@@ -10,6 +10,7 @@ from bk_spark.bookie.blocking import BlockingClient
 from bk_spark.protocol.entries.payloads import Payloads
 from bk_spark.protocol.errors import (
     BookKeeperError,
+    LedgerClosedError,
     LedgerFencedError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
@@ -88,6 +89,8 @@ def test_a_ledger_that_cannot_be_read(proxied_cluster: ProxiedCluster) -> None:
         (NotEnoughBookiesError("x"), False, False, True),
         (LedgerFencedError("x"), True, False, True),
         (LedgerFencedError("x"), False, True, False),
+        (LedgerClosedError("x"), True, False, True),
+        (LedgerClosedError("x"), False, True, False),
         (OutcomeUnknownError("x"), False, True, True),
         (MetadataUnavailableError("x"), True, False, False),
         (BookKeeperError("x"), True, True, False),

@@ -144,10 +144,14 @@ def test_b5_what_follows_garbage_is_found(storage: SmallStorage, garbage: bytes)
     assert problem.startswith("no entry at ")
 
 
-def test_b5_ids_and_lengths_of_entries_are_not_taken_for_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "payload_bytes",
+    [[22, 750, 22, 900, 900], [22] * 30],
+    ids=["before what looks the same", "up to a record"],
+)
+def test_b5_ids_and_lengths_of_entries_are_not_taken_for_records(tmp_path: Path, payload_bytes: list[int]) -> None:
     """From the last bytes of an entry's id on: a size, the last add confirmed as ledger id, the length as entry id.
-    What lies behind that record looks the same in the third entry."""
-    payload_bytes = [22, 750, 22, 900, 900]
+    What lies behind that record looks the same in the third entry, or the record ends where the fifteenth begins."""
     entries = [
         struct.pack(">qqqqI", 0, 848 + n, 847 + n, 18568, 0x55555555) + b"\x55" * size
         for n, size in enumerate(payload_bytes)

@@ -4,10 +4,10 @@ After a crash an entry log may hold anything: a header of zeros or garbage, zero
 truncated record, garbage sizes (scenarios B4, B5). The scan finds every record that it can: after bytes that cannot be
 a record it searches for the next place with two plausible records in a row, or one record and the end of the file. Ids
 and lengths within an entry may be taken for a record, too: where the bytes behind the ids are not those of a client's
-entry, four plausible records in a row are needed. An entry log is *sound* only if nothing was skipped, apart from zeros
-in the last block of a log that was written directly and not completed (entry_log_writer.py). A size of 0 or less is
-padding in Apache's entry logs; after it the scan also searches byte by byte. The chunk size bounds memory, whatever a
-size field says.
+entry, four plausible records in a row are needed, and a client's entry that begins within the first of them takes
+precedence. An entry log is *sound* only if nothing was skipped, apart from zeros in the last block of a log that was
+written directly and not completed (entry_log_writer.py). A size of 0 or less is padding in Apache's entry logs; after
+it the scan also searches byte by byte. The chunk size bounds memory, whatever a size field says.
 """
 
 from __future__ import annotations
@@ -167,14 +167,25 @@ class EntryLogScan:
         self._note(f"no entry at {self._position}")
         at = self._position + 1
         chunk = read_at(self._fd, CHUNK_BYTES, at)
+        doubtful, doubtful_end = None, self._size
         for candidate in _candidates(chunk):
-            if self._leads_on(at + candidate):
-                self._position = at + candidate
-                return
+            if at + candidate >= doubtful_end:
+                break
+            is_clients = self._is_clients(at + candidate)
+            if (is_clients or doubtful is None) and self._leads_on(at + candidate, is_clients=is_clients):
+                if is_clients:
+                    self._position = at + candidate
+                    return
+                doubtful = at + candidate
+                size = int.from_bytes(read_at(self._fd, LENGTH_BYTES, doubtful), "big")
+                doubtful_end = doubtful + LENGTH_BYTES + size
             self._tries += 1
             if self._tries > _MAX_TRIES:
-                self._position = self._size
+                self._position = self._size if doubtful is None else doubtful
                 return
+        if doubtful is not None:
+            self._position = doubtful
+            return
         # A record may begin in the last bytes; it is recognised together with the next chunk.
         whole = at + len(chunk) >= self._size
         self._position = self._size if whole else at + len(chunk) - _HEAD.size
@@ -186,9 +197,9 @@ class EntryLogScan:
             return False
         return not read_at(self._fd, rest, position).strip(b"\0")
 
-    def _leads_on(self, position: int) -> bool:
+    def _leads_on(self, position: int, *, is_clients: bool) -> bool:
         """Whether a sound record begins at ``position`` and ends at the end of the file or before another one."""
-        for _ in range(_IN_A_ROW if self._is_clients(position) else _OTHERS_IN_A_ROW):
+        for _ in range(_IN_A_ROW if is_clients else _OTHERS_IN_A_ROW):
             head = read_at(self._fd, _HEAD.size, position)
             if len(head) < _HEAD.size:
                 return False
