@@ -166,6 +166,20 @@ def test_b5_ids_and_lengths_of_entries_are_not_taken_for_records(tmp_path: Path,
     assert problem == f"no entry at {HEADER_BYTES}"
 
 
+def test_b5_two_records_in_a_row_are_not_enough_where_they_are_no_clients_entries(tmp_path: Path) -> None:
+    """The payload of an entry whose size is damaged holds what looks like two of them."""
+    payloads = [struct.pack(">iqqiqq", 16, 7, 9, 16, 7, 10) + b"\x55" * 100, b"\x55" * 22, b"\x55" * 22]
+    entries = [
+        struct.pack(">qqqqI", 0, n, n - 1, 18568, 0x55555555) + payload_bytes
+        for n, payload_bytes in enumerate(payloads)
+    ]
+    damaged = bytearray(file_header() + b"".join(struct.pack(">i", len(entry)) + entry for entry in entries))
+    damaged[HEADER_BYTES] = 0xF0
+    path = tmp_path / "1.log"
+    path.write_bytes(damaged)
+    assert scan_all(str(path))[0] == [(0, 1), (0, 2)]
+
+
 def test_garbage_alone_ends(tmp_path: Path) -> None:
     path = tmp_path / "1.log"
     path.write_bytes(file_header() + struct.pack(">ixxxxxxxxxxxx", 20) * 200_000)

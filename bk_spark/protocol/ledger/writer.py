@@ -314,6 +314,8 @@ class LedgerWriter:
             self.last_add_confirmed, self.length = last_entry_id, length
             self._actions += self._lac.on_confirmed(last_entry_id)
 
+    # --- time ---
+
     def _check_progress(self) -> None:
         for bookie_id in self.adds.on_tick():
             self._on_bookie_failed(bookie_id)

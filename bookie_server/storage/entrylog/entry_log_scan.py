@@ -167,24 +167,22 @@ class EntryLogScan:
         self._note(f"no entry at {self._position}")
         at = self._position + 1
         chunk = read_at(self._fd, CHUNK_BYTES, at)
-        doubtful, doubtful_end = None, self._size
-        for candidate in _candidates(chunk):
-            if at + candidate >= doubtful_end:
+        found, found_end = None, self._size
+        for place in (at + candidate for candidate in _candidates(chunk)):
+            if place >= found_end:
                 break
-            is_clients = self._is_clients(at + candidate)
-            if (is_clients or doubtful is None) and self._leads_on(at + candidate, is_clients=is_clients):
-                if is_clients:
-                    self._position = at + candidate
-                    return
-                doubtful = at + candidate
-                size = int.from_bytes(read_at(self._fd, LENGTH_BYTES, doubtful), "big")
-                doubtful_end = doubtful + LENGTH_BYTES + size
+            is_clients = self._is_clients(place)
+            end = self._end_if_sound(place, is_clients=is_clients) if is_clients or found is None else None
+            if end is not None:
+                # Within what is no client's entry, one that begins takes precedence.
+                found, found_end = place, place if is_clients else end
+                continue
             self._tries += 1
             if self._tries > _MAX_TRIES:
-                self._position = self._size if doubtful is None else doubtful
-                return
-        if doubtful is not None:
-            self._position = doubtful
+                found = self._size if found is None else found
+                break
+        if found is not None:
+            self._position = found
             return
         # A record may begin in the last bytes; it is recognised together with the next chunk.
         whole = at + len(chunk) >= self._size
@@ -197,19 +195,22 @@ class EntryLogScan:
             return False
         return not read_at(self._fd, rest, position).strip(b"\0")
 
-    def _leads_on(self, position: int, *, is_clients: bool) -> bool:
-        """Whether a sound record begins at ``position`` and ends at the end of the file or before another one."""
+    def _end_if_sound(self, position: int, *, is_clients: bool) -> int | None:
+        """The end of the record that begins at ``position``, if it is sound and ends at the end of the file or before
+        another one."""
+        end = None
         for _ in range(_IN_A_ROW if is_clients else _OTHERS_IN_A_ROW):
             head = read_at(self._fd, _HEAD.size, position)
             if len(head) < _HEAD.size:
-                return False
+                return None
             size, ledger_id, entry_id = _HEAD.unpack(head)
             if not _plausible(size, ledger_id, entry_id, self._size - position):
-                return False
+                return None
             position += LENGTH_BYTES + size
+            end = position if end is None else end
             if position == self._size or self._only_fills_up(position):
-                return True
-        return True
+                break
+        return end
 
     def _is_clients(self, position: int) -> bool:
         """Whether the record at ``position`` would begin as entries do that clients write."""

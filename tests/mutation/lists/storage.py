@@ -8,17 +8,19 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS: Final = (
     Mutation(
-        "After garbage, ids and lengths of an entry are not taken for a record.",
+        "After garbage, what is no client's entry must be followed by three more records.",
         "bookie_server/storage/entrylog/entry_log_scan.py",
         "_IN_A_ROW if is_clients else _OTHERS_IN_A_ROW",
         "_IN_A_ROW",
-        ("tests/unit/test_entry_log_usage.py::test_b5_ids_and_lengths_of_entries_are_not_taken_for_records",),
+        (
+            "tests/unit/test_entry_log_usage.py::test_b5_two_records_in_a_row_are_not_enough_where_they_are_no_clients_entries",
+        ),
     ),
     Mutation(
         "After garbage, a client's entry takes precedence over a record that begins in an entry before it.",
         "bookie_server/storage/entrylog/entry_log_scan.py",
-        "if at + candidate >= doubtful_end:",
-        "if doubtful is not None:",
+        "if place >= found_end:",
+        "if found is not None:",
         ("tests/unit/test_entry_log_usage.py::test_b5_ids_and_lengths_of_entries_are_not_taken_for_records",),
     ),
     Mutation(
