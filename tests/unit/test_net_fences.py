@@ -189,6 +189,7 @@ def test_a_recovery_goes_on_while_other_fences_wait(version: int) -> None:
             await peer.send(fencing_read(1) * 3)
             assert [len(await peer.body()) for _ in range(3)] == [answer_bytes] * 3
             assert [*bookie.fences] == [1]
+            assert len(bookie.urgent) == 1, "only the first read asks the bookie to fence"
             bookie.turns.stop()
 
     run(test)
@@ -238,6 +239,28 @@ def test_fences_wait_while_too_many_new_ledgers_have_no_index_file() -> None:
             bookie.durable()
             assert await peer.codes(10) == [Code.OK] * 10
             assert sorted(bookie.fences) == list(range(1, 11))  # what the other one asked for is not done
+            bookie.turns.stop()
+
+    run(test)
+
+
+class FullSoon(FencingBookie):
+    """With the third fence too many new ledgers wait for index files."""
+
+    def fence(self, ledger_id: int, master_key: bytes, *, urgent: bool = True) -> asyncio.Future[Code]:
+        self.new_ledgers_wait = len(self.fences) >= 2
+        return super().fence(ledger_id, master_key, urgent=urgent)
+
+
+def test_fences_that_were_looked_up_wait_when_too_many_new_ledgers_have_no_index_file() -> None:
+    async def test() -> None:
+        bookie = FullSoon()
+        async with front(NetConfig(), bookie) as here:
+            peer = await here.connect()
+            await peer.send(fences(1, 10))
+            await until(lambda: bookie.new_ledgers_wait)
+            await asyncio.sleep(0.1)  # fences that do not wait would have begun
+            assert sorted(bookie.fences) == [1, 2, 3]
             bookie.turns.stop()
 
     run(test)

@@ -218,7 +218,9 @@ MUTATIONS: Final = (
         "bookie_server/net/native/fences.py",
         "return looked_up and not self._bookie.new_ledgers_wait",
         "return looked_up",
-        ("tests/unit/test_net_fences.py::test_fences_wait_while_too_many_new_ledgers_have_no_index_file",),
+        (
+            "tests/unit/test_net_fences.py::test_fences_that_were_looked_up_wait_when_too_many_new_ledgers_have_no_index_file",
+        ),
     ),
     Mutation(
         "Calls of gRPC that never sent a message go first.",
