@@ -26,6 +26,9 @@ from tests.interop.payloads import Payloads
 #: Digest types by the names of Apache's client API.
 DIGESTS: Final = ("CRC32", "CRC32C", "MAC", "DUMMY")
 WIRES: Final = (2, 3)
+#: Of a ledger that is to be recovered under its writer: each bookie has answered all adds before it is fenced. With a
+#: smaller ack quorum the refusal of a late one counts as a failed bookie (``notifyWriteFailed`` in PendingAddOp).
+ALL_OF_THREE: Final = (3, 3, 3)
 DEFAULT_PASSWORD: Final = "interop-password"
 
 CALL_TIMEOUT_MS: Final = 120_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.interop.apache import ApacheBookies
-from tests.interop.java_client import DIGESTS, WIRES, JavaClient, JavaError
+from tests.interop.java_client import ALL_OF_THREE, DIGESTS, WIRES, JavaClient, JavaError
 from tests.interop.payloads import Payloads, fingerprint
 
 FENCED = -101
@@ -43,7 +43,7 @@ def test_payloads_are_made_alike_on_both_sides(java_client: JavaClient, apache_c
 def test_recovery_fences_the_writer(java_client: JavaClient, apache_cluster: ApacheBookies) -> None:
     uri = apache_cluster.metadata_service_uri
     payloads = Payloads.of_size(10, 100)
-    writer = java_client.create(uri)
+    writer = java_client.create(uri, quorums=ALL_OF_THREE)
     writer.append(payloads)
     assert java_client.metadata(uri, writer.ledger_id).state == "OPEN"
     read = java_client.read(uri, writer.ledger_id, recovery=True)

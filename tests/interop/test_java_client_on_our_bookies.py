@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from bookie_server.local import LocalCluster
-from tests.interop.java_client import CALL_TIMEOUT_MS, DEFAULT_PASSWORD, DIGESTS, WIRES, JavaClient, JavaError, JavaRead
+from tests.interop.java_client import (
+    ALL_OF_THREE,
+    CALL_TIMEOUT_MS,
+    DEFAULT_PASSWORD,
+    DIGESTS,
+    WIRES,
+    JavaClient,
+    JavaError,
+    JavaRead,
+)
 from tests.interop.payloads import Payloads
 
 FENCED = -101
@@ -137,7 +146,7 @@ def test_recovery_fences_the_writer(
 ) -> None:
     uri = cluster.metadata_service_uri
     payloads = Payloads.varied(30)
-    writer = java_client.create(uri, wire=wire)
+    writer = java_client.create(uri, wire=wire, quorums=ALL_OF_THREE)
     writer.append(payloads)
     read = java_client.read(uri, writer.ledger_id, recovery=True, wire=recovery_wire)
     assert (read.fingerprint, read.last_add_confirmed, read.closed) == (payloads.fingerprint, 29, True)

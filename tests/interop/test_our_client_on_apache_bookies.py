@@ -23,7 +23,7 @@ from bk_spark.protocol.errors import (
 from bk_spark.protocol.metadata.ledger_metadata import LedgerState
 from bk_spark.protocol.quorum import Quorum
 from tests.interop.apache import ApacheBookies
-from tests.interop.java_client import JavaClient, JavaError
+from tests.interop.java_client import ALL_OF_THREE, JavaClient, JavaError
 from tests.interop.payloads import Payloads, fingerprint
 from tests.support.explicit_lac import write_explicit_lac
 from tests.support.logs import PASSWORD as PASSWORD_OF_LOGS, TELLING, entries, new_log
@@ -125,7 +125,7 @@ def test_ours_recovers_what_java_left_open(
     client: BlockingClient, java_client: JavaClient, apache_cluster: ApacheBookies
 ) -> None:
     payloads = Payloads.varied(100)
-    writer = java_client.create(apache_cluster.metadata_service_uri, digest="CRC32C", password="")
+    writer = java_client.create(apache_cluster.metadata_service_uri, digest="CRC32C", password="", quorums=ALL_OF_THREE)
     writer.append(payloads)
     reader = client.recover_and_open(writer.ledger_id)
     assert fingerprint(reader.read(0, reader.last_add_confirmed)) == payloads.fingerprint
