@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from bk_spark.bookie.shielded import shielded
 from bk_spark.protocol.arrays import Int64s, sorted_distinct
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.disk import files
@@ -196,7 +197,8 @@ class StorageUpkeep:
 
         freed = await self._in_thread(remove)
         if freed is not None:
-            await asyncio.wrap_future(freed)
+            # Whoever is cancelled here takes nothing from the thread: nobody else would close the descriptor.
+            await shielded(asyncio.wrap_future(freed))
 
     async def _sync_index(self) -> None:
         async with self._storage.flusher.alone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -355,6 +356,40 @@ async def test_a_read_that_has_opened_an_entry_log_ends_after_its_removal(
         await bookie.upkeep.remove_entry_log(0)
         held.go_on.set()
         assert await reading == entries[:100]
+
+
+@in_loop
+async def test_a_cancelled_removal_of_an_entry_log_keeps_no_descriptor(
+    place: Place, disk: FailingOs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a file without a name are free when nobody has it open."""
+    monkeypatch.setattr(removal, "_STEP_BYTES", 256)
+    async with running(place.with_settings(entry_log_size_limit_bytes=20_000)) as bookie:
+        await bookie.add(*[stored(1, i, 100) for i in range(600)])
+        await bookie.storage.checkpoint()
+        block = disk.block("ftruncate")
+        first = asyncio.ensure_future(bookie.upkeep.remove_entry_log(0))
+        assert await asyncio.to_thread(block.reached.wait, 60)
+        second = asyncio.ensure_future(bookie.upkeep.remove_entry_log(1))
+        # It uses the same thread, so the name of the second has gone then.
+        await asyncio.sleep(0)
+        await bookie.upkeep.locations_of(1, np.arange(1))
+        assert not second.done()
+        second.cancel()
+        await asyncio.wait([second])
+        block.release()
+        await first
+        async with asyncio.timeout(60):
+            while any("/1.log (deleted)" in name for name in _open_files()):
+                await asyncio.sleep(0.01)
+
+
+def _open_files() -> list[str]:
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the directory
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return names
 
 
 @in_loop
