@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -57,7 +58,9 @@ def bounded(limit_bytes: int = LIMIT_BYTES) -> Iterator[None]:
     def hangs(*_: Any) -> None:
         raise HangError(f"no end after {_HANG_S:.0f} s of processor time")
 
-    before = signal.signal(signal.SIGVTALRM, hangs)
+    before, collects = signal.signal(signal.SIGVTALRM, hangs), gc.isenabled()
+    # What earlier tests left allocates, too, when it is collected: to warn that nobody closed it, for one.
+    gc.disable()
     tracemalloc.start()
     signal.setitimer(signal.ITIMER_VIRTUAL, _HANG_S)
     try:
@@ -66,5 +69,7 @@ def bounded(limit_bytes: int = LIMIT_BYTES) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
+        if collects:
+            gc.enable()
         signal.signal(signal.SIGVTALRM, before)
     assert peak_bytes <= limit_bytes, f"{peak_bytes} bytes allocated, at most {limit_bytes} expected"
