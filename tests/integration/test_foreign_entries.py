@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from bk_spark.bookie.blocking import BlockingClient
+from bk_spark.bookie.config import ClientConfig
 from bk_spark.log import Log, LogStore
 from bk_spark.protocol.codes import Code, DigestType
 from bk_spark.protocol.quorum import Quorum
@@ -22,6 +23,13 @@ from tests.support.registrations import mend
 ROWS = [b"one", b"two", b"three"]
 #: Each of the three bookies is asked first for one of three entries.
 SETTINGS = dataclasses.replace(RAW, quorum=Quorum(3, 2, 1), digest_type=DigestType.HMAC)
+#: No bookie is too slow for it, on any machine.
+PATIENT = ClientConfig(
+    add_timeout_ms=120_000,
+    read_timeout_ms=120_000,
+    first_speculative_read_timeout_ms=120_000,
+    max_speculative_read_timeout_ms=120_000,
+)
 
 
 def write_as_another(bookie: LocalBookie, ledger_id: int) -> None:
@@ -35,8 +43,8 @@ def ledger_of(log: Log) -> int:
 
 
 def rows_and_retries(cluster: LocalCluster, name: str) -> tuple[list[bytes], int]:
-    """The rows of a log, read by a new client, and how many reads it sent to one more bookie."""
-    with BlockingClient(cluster.metadata_service_uri) as reader:
+    """The rows of a log, read by a new client, and how many reads it sent to one more bookie because of an answer."""
+    with BlockingClient(cluster.metadata_service_uri, PATIENT) as reader:
         rows = entries(LogStore.of(reader).open_log(name, password=PASSWORD))
         return rows, reader.counts.read_retries
 
@@ -91,7 +99,7 @@ def test_c17_a_bookie_that_answers_last_and_has_entries_of_others_gets_no_part_o
     """It is stopped until the others hold the entries, and is not too late on any machine."""
     monkeypatch.setattr("bk_spark.protocol.ledger.first_answers.PATIENCE_MS", 120_000)
     late, *others = mended_cluster.bookies
-    with BlockingClient(mended_cluster.metadata_service_uri) as client, ThreadPoolExecutor(1) as thread:
+    with BlockingClient(mended_cluster.metadata_service_uri, PATIENT) as client, ThreadPoolExecutor(1) as thread:
         log = new_log(client, RAW)
         last = client.create()
         last.close()

@@ -42,7 +42,7 @@ def connections(server: str) -> int:
     """Of clients, as the server tells; but for the one that asks, which a server at its limit refuses."""
     host, port = server.split(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
             connection.sendall(b"srvr")
             answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
     except (BrokenPipeError, ConnectionResetError):

@@ -254,7 +254,7 @@ class RunbookCluster:
     def _srvr(self, number: int) -> tuple[bool, str]:
         try:
             with (
-                socket.create_connection((LOOPBACK, self.zookeepers[number - 1].port), timeout=5) as connection,
+                socket.create_connection((LOOPBACK, self.zookeepers[number - 1].port), timeout=30) as connection,
                 connection.makefile("rb") as answer,
             ):
                 connection.sendall(b"srvr")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,9 @@ KEYS = [(ledger_id, entry_id) for ledger_id in (3, 7, 9) for entry_id in range(4
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> SmallStorage:
-    return SmallStorage(tmp_path)
+def storage(tmp_path: Path) -> Iterator[SmallStorage]:
+    with contextlib.closing(SmallStorage(tmp_path)) as storage:
+        yield storage
 
 
 def totals(usage: EntryLogUsage) -> dict[int, int]:

@@ -301,17 +301,21 @@ async def test_without_adaptive_writes_a_group_waits_for_its_threshold(tmp_path:
 
 @in_loop
 async def test_without_adaptive_writes_a_group_goes_when_its_oldest_entry_is_old_enough(tmp_path: Path) -> None:
-    told = Told()
-    async with running(
-        config(tmp_path, journal_adaptive_group_writes=False, journal_max_group_wait_ms=60), told
-    ) as here:
-        start = time.monotonic()
-        first = here.submit(1, 0)
-        await asyncio.wait([first], timeout=0.02)
-        second = here.submit(1, 1)
-        assert await first
-        assert second.done()
-        assert time.monotonic() - start >= 0.06
+    settings = config(tmp_path, journal_adaptive_group_writes=False, journal_max_group_wait_ms=60)
+    for number in range(20):  # a busy machine may stop this thread until the first entry is old enough
+        told = Told()
+        async with running(settings, told, 16 + number) as here:
+            start = time.monotonic()
+            first = here.submit(1, 0)
+            await asyncio.wait([first], timeout=0.02)
+            second = here.submit(1, 1)
+            assert await first
+            is_with_it = second.done()
+            assert time.monotonic() - start >= 0.06
+            assert await second
+        if len(told.stats) == 1:
+            break
+    assert is_with_it
     assert [(stats.entries, stats.reason) for stats in told.stats] == [(3, "max_wait")]
     assert told.stats[0].queue_seconds >= 0.06
 
