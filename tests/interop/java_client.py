@@ -27,7 +27,8 @@ from tests.interop.payloads import Payloads
 DIGESTS: Final = ("CRC32", "CRC32C", "MAC", "DUMMY")
 WIRES: Final = (2, 3)
 #: Of a ledger that is to be recovered under its writer: each bookie has answered all adds before it is fenced. With a
-#: smaller ack quorum the refusal of a late one counts as a failed bookie (``notifyWriteFailed`` in PendingAddOp).
+#: smaller ack quorum Java's writer counts the refusal of a late one as a failed bookie (``notifyWriteFailed`` in
+#: PendingAddOp), and the next add fails otherwise than with "fenced".
 ALL_OF_THREE: Final = (3, 3, 3)
 DEFAULT_PASSWORD: Final = "interop-password"
 

@@ -15,11 +15,6 @@ from tests.interop.payloads import Payloads
 
 PASSWORD: Final = "open sesame"
 
-#: Why an add of a writer is refused after another client has recovered its ledger. A bookie may be fenced before it
-#: stores an entry that the others have acknowledged. Java's writer counts it as a failed bookie then
-#: (``notifyWriteFailed`` in PendingAddOp), and the next add wants to replace it.
-ENDS_OF_RECOVERED: Final = {"ours": ("fenced",), "java": ("fenced", "closed", "not enough bookies")}
-
 
 class RefusedError(Exception):
     """A client said no; ``reason`` is the same word for both languages."""

@@ -196,13 +196,13 @@ def test_another_key_is_refused(java_client: JavaClient, cluster: LocalCluster) 
 def test_nothing_is_lost_by_kill_9(java_client: JavaClient, mended_cluster: LocalCluster) -> None:
     uri = mended_cluster.metadata_service_uri
     payloads = Payloads.varied(500)
-    closed = java_client.create(uri, quorums=(3, 3, 3))
+    closed = java_client.create(uri, quorums=ALL_OF_THREE)
     closed.append(payloads)
     closed.close()
-    fenced = java_client.create(uri, quorums=(3, 3, 3))
+    fenced = java_client.create(uri, quorums=ALL_OF_THREE)
     fenced.append(payloads)
     assert java_client.read(uri, fenced.ledger_id, recovery=True).count == 500
-    still_open = java_client.create(uri, quorums=(3, 3, 3))
+    still_open = java_client.create(uri, quorums=ALL_OF_THREE)
     still_open.append(payloads)
     for bookie in mended_cluster.bookies:
         bookie.kill()

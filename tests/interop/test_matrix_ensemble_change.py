@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.apache import MixedBookies
-from tests.interop.java_client import JavaClient
+from tests.interop.java_client import ALL_OF_THREE, JavaClient
 from tests.interop.matrix import Sides, create_on
 from tests.interop.payloads import Payloads, fingerprint
 from tests.interop.sides import PARTIES, Entries, Party, RefusedError, Writer
 
-#: Each entry needs all three bookies: the first after a bookie died begins a new segment.
-ALL_OF_THREE = (3, 3, 3)
 TWO_OF_THREE = (3, 3, 2)
 
 
@@ -36,6 +34,7 @@ def test_each_kind_replaces_the_other(killable: MixedBookies, mixed_sides: Sides
     early: dict[Party, Writer] = {}
     _, ensemble = create_on(mixed_sides[parties[0]], lambda bookies: len(bookies & apaches) == 1)
     for party in parties:
+        # Where each entry needs all three bookies, the first after a bookie died begins a new segment.
         for ledgers, quorums in ((closed, ALL_OF_THREE), (left_open, ALL_OF_THREE), (early, TWO_OF_THREE)):
             ledgers[party], _ = create_on(mixed_sides[party], lambda bookies: bookies == {*ensemble}, quorums=quorums)
     for ledger in early.values():
