@@ -13,8 +13,8 @@ import pytest
 from bk_spark.bookie.tls.transport import TlsTransport
 from bk_spark.protocol.wire.start_tls import start_tls_request
 from bookie_server.net.common.entrance import handshakes
+from bookie_server.net.common.entrance.awaited import Awaited, late
 from bookie_server.net.common.entrance.handshakes import Line
-from bookie_server.net.common.entrance.hellos import Hellos, late
 from bookie_server.net.common.entrance.newcomers import Newcomer
 from bookie_server.net.common.limits import NetConfig
 from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
@@ -180,11 +180,11 @@ def test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(monkeypatch)
-    made = instances(monkeypatch, Hellos)
+    made = instances(monkeypatch, Awaited)
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
-            (hellos,) = made
+            (hellos, _) = made
             peers = []
             for some in (b"", _HELLO[:1], _HELLO[:5], _HELLO[:-1]):
                 peer = await served.connect()

@@ -17,13 +17,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from bk_spark.protocol.wire.start_tls import wanted_bytes
+from bk_spark.protocol.wire.start_tls import hello_bytes, wanted_bytes
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.connections import Connections
-from bookie_server.net.common.entrance.front_tls import FrontTls, Greeting
-from bookie_server.net.common.entrance.hellos import Hellos
-from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers
+from bookie_server.net.common.entrance.awaited import Awaited
+from bookie_server.net.common.entrance.front_tls import (
+    GREETING_BYTES,
+    LOGIN_ALONE_S,
+    FrontTls,
+    Greeting,
+    wanted_behind_login,
+)
+from bookie_server.net.common.entrance.newcomers import LOOKED_AT_BYTES, Newcomer, Newcomers
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
@@ -35,6 +41,8 @@ _LOG: Final = logging.getLogger(__name__)
 _LOOK_INTERVAL_S: Final = 0.5
 #: Stalled connections that are closed in one turn of the event loop.
 _CLOSED_AT_ONCE: Final = 2
+#: Peers that were granted TLS and did not begin a handshake, closed in one turn. They are bare sockets.
+_LATE_AT_ONCE: Final = 16
 #: How long peers may take to read their last answers.
 _HANG_UP_TIMEOUT_S: Final = 5.0
 #: One in this many refused connections is logged.
@@ -87,7 +95,9 @@ class NativeServer:
             connection_limit(config.max_connections), config.idle_before_eviction_ms / 1000
         )
         self._newcomers: Newcomers | None = None
-        self._hellos: Hellos | None = None
+        #: Those that were granted TLS and have not begun their handshake, and those that began with a login.
+        self._hellos: Awaited | None = None
+        self._logins: Awaited | None = None
         self._joining: set[asyncio.Task[object]] = set()
         self._look: asyncio.TimerHandle | None = None
         #: Stalled connections that are being closed, some in each turn of the event loop.
@@ -146,8 +156,25 @@ class NativeServer:
             wanted_bytes=None if self._tls is None else wanted_bytes,
         )
         if self._tls is not None:
-            self._hellos = Hellos(
-                self._newcomers, self._tls.handshake_timeout_s, self._begin_handshake, self._connections.remove
+            self._hellos = Awaited(
+                self._newcomers,
+                self._tls.handshake_timeout_s,
+                hello_bytes,
+                LOOKED_AT_BYTES,
+                came=self._begin_handshake,
+                left=self._left_before_handshake,
+                late=self._late_for_handshake,
+                late_at_once=_LATE_AT_ONCE,
+            )
+            self._logins = Awaited(
+                self._newcomers,
+                LOGIN_ALONE_S,
+                wanted_behind_login,
+                GREETING_BYTES,
+                came=lambda newcomer, _: self._spoke(newcomer),
+                left=lambda newcomer, _: self._connections.remove(newcomer),
+                late=self._logs_in_in_clear,
+                late_at_once=1,
             )
         self._newcomers.start()
         self._loop_delay.start()
@@ -162,8 +189,9 @@ class NativeServer:
         self._loop_delay.stop()
         if self._newcomers is not None:
             self._newcomers.close()
-        if self._hellos is not None:
-            self._hellos.close()
+        for awaited in (self._hellos, self._logins):
+            if awaited is not None:
+                awaited.close()
         for newcomer in self._connections.newcomers:
             self._connections.remove(newcomer)
             newcomer.abort()
@@ -211,11 +239,29 @@ class NativeServer:
 
     def _spoke(self, newcomer: Newcomer) -> None:
         self._connections.remove(newcomer)
-        greeting = None if self._tls is None else self._tls.greeting(newcomer.socket)
-        if greeting is not None and greeting.asks_for_tls:
-            self._grant(newcomer, greeting)
+        if self._tls is None:
+            self._begin_in_clear(newcomer, refuses=False)
             return
-        connection = self._connection(refuses=greeting is not None and greeting.is_refused)
+        greeting = Greeting(self._tls, newcomer.socket, logs_in=self._takes_logins)
+        if greeting.asks_for_tls:
+            self._grant(newcomer, greeting)
+        elif greeting.may_ask_for_tls:
+            assert self._logins is not None
+            self._connections.add_newcomer(newcomer)
+            self._logins.wait_for(newcomer, greeting)
+        else:
+            self._begin_in_clear(newcomer, refuses=greeting.refuse_in_clear())
+
+    @property
+    def _takes_logins(self) -> bool:
+        return self._access is not None and self._access.logins is not None
+
+    def _logs_in_in_clear(self, newcomer: Newcomer, greeting: Greeting) -> None:
+        self._connections.remove(newcomer)
+        self._begin_in_clear(newcomer, refuses=greeting.refuse_in_clear())
+
+    def _begin_in_clear(self, newcomer: Newcomer, *, refuses: bool) -> None:
+        connection = self._connection(refuses=refuses)
         loop = asyncio.get_running_loop()
         joining = loop.create_task(loop.connect_accepted_socket(lambda: connection, newcomer.socket))
         self._joining.add(joining)
@@ -229,6 +275,15 @@ class NativeServer:
             self._hellos.wait_for(newcomer, greeting)
         else:
             newcomer.socket.close()
+
+    def _left_before_handshake(self, newcomer: Newcomer, greeting: Greeting) -> None:
+        greeting.failed(ConnectionResetError("the peer closed the connection during the handshake"))
+        self._connections.remove(newcomer)
+
+    def _late_for_handshake(self, newcomer: Newcomer, greeting: Greeting) -> None:
+        greeting.failed(TimeoutError())
+        self._connections.remove(newcomer)
+        newcomer.socket.close()
 
     def _begin_handshake(self, newcomer: Newcomer, greeting: Greeting) -> None:
         self._connections.remove(newcomer)
@@ -246,7 +301,7 @@ class NativeServer:
 
     async def _join(self, greeting: Greeting, connection: NativeConnection) -> None:
         """Let a connection become TLS."""
-        if self._access is None or self._access.logins is None:
+        if not self._takes_logins:
             await greeting.secure(connection)
             return
 
@@ -282,8 +337,9 @@ class NativeServer:
             _LOG.warning("an idle connection was closed for a new one, because there were %d", self._connections.limit)
         self.evicted_connections += 1
         self._connections.remove(idlest)
-        if self._hellos is not None and isinstance(idlest, Newcomer):
-            self._hellos.forget(idlest)
+        for awaited in (self._hellos, self._logins):
+            if awaited is not None and isinstance(idlest, Newcomer):
+                awaited.forget(idlest)
         idlest.abort()
         return True
 

@@ -9,22 +9,51 @@ from tests.mutation.mutation import Mutation
 _SERVER: Final = "tests/unit/test_net_tls.py"
 _CLIENT: Final = "tests/unit/test_client_tls.py"
 _BESIDE: Final = "tests/unit/test_net_handshakes.py"
+_LOGINS: Final = "tests/unit/test_net_early_logins.py"
 _CONTEXTS: Final = "tests/unit/test_tls_contexts.py"
 
 MUTATIONS: Final = (
     Mutation(
         "Only START_TLS is taken from the socket before the handshake.",
         "bookie_server/net/common/entrance/front_tls.py",
-        "self._socket.recv(len(self._first))",
+        "self._socket.recv(len(self._login) + len(self._first))",
         "self._socket.recv(1 << 16)",
         (f"{_SERVER}::test_nothing_that_came_in_clear_behind_start_tls_is_obeyed",),
     ),
     Mutation(
         "Requests in clear are refused where TLS is required.",
         "bookie_server/net/common/entrance/front_tls.py",
-        "return self._front.required and not self.asks_for_tls",
-        "return False",
+        "if not self._front.required:",
+        "if True:",
         (f"{_SERVER}::test_requests_in_clear_are_refused_where_tls_is_required",),
+    ),
+    Mutation(
+        "START_TLS may come behind the beginning of a login.",
+        "bookie_server/net/common/entrance/front_tls.py",
+        "rest = beginning[len(self._login) :]",
+        "rest = beginning",
+        (f"{_LOGINS}::test_a_login_may_begin_in_clear_before_start_tls",),
+    ),
+    Mutation(
+        "It may come a little later.",
+        "bookie_server/net/common/entrance/front_tls.py",
+        "return self._is_login_alone",
+        "return False",
+        (f"{_LOGINS}::test_a_login_may_begin_in_clear_before_start_tls",),
+    ),
+    Mutation(
+        "Nothing but the beginning of a login may come before START_TLS.",
+        "bookie_server/net/common/entrance/front_tls.py",
+        "first if logs_in and first and begins_login(first[LENGTH_BYTES:]) else",
+        "first if logs_in and first else",
+        (f"{_LOGINS}::test_nothing_else_may_come_in_clear_before_start_tls",),
+    ),
+    Mutation(
+        "Who logs in in clear is heard, though not all came that was waited for.",
+        "bookie_server/net/common/entrance/newcomers.py",
+        "self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)",
+        "pass",
+        (f"{_LOGINS}::test_logins_in_clear_where_tls_is_possible",),
     ),
     Mutation(
         "An unfinished handshake ends when its connection is given up.",
@@ -42,7 +71,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Who does not send the first record is closed.",
-        "bookie_server/net/common/entrance/hellos.py",
+        "bookie_server/net/common/entrance/awaited.py",
         "due_s[newcomer] <= now_s",
         "False",
         (f"{_BESIDE}::test_who_does_not_send_the_first_record_is_closed_after_some_time",),

@@ -3,6 +3,10 @@
 The first frame of a connection may be START_TLS, in clear. It is taken from the socket alone: whatever else came in
 clear stays in the kernel, where only the handshake finds it, and fails. So nobody on the way can put a request before
 the handshake (STARTTLS injection). For the same reason a connection that began with another request stays in clear.
+
+Except for the first message of a login by SASL, which is empty. Java's client sends it in clear although it logs in
+inside TLS: behind START_TLS, but before it if the thread that connects is interrupted between its two steps. It
+sends both without waiting for an answer.
 """
 
 from __future__ import annotations
@@ -17,12 +21,21 @@ from bk_spark.bookie.tls.reasons import reason_of
 from bk_spark.bookie.tls.transport import BUFFER_BYTES, secure
 from bk_spark.protocol.wire.auth_frames import begins_login
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, frame_bytes
-from bk_spark.protocol.wire.start_tls import HANDSHAKE_RECORD, start_tls_answer, start_tls_txn_id, wanted_bytes
+from bk_spark.protocol.wire.start_tls import (
+    HANDSHAKE_RECORD,
+    MAX_BYTES,
+    start_tls_answer,
+    start_tls_txn_id,
+    wanted_bytes,
+)
 from bookie_server.net.common.entrance.handshakes import Handshakes
-from bookie_server.net.common.entrance.newcomers import LOOKED_AT_BYTES
 from bookie_server.net.common.sparing_log import SparingLog
 
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
+#: How long START_TLS may come behind the beginning of a login. Who logs in in clear waits for so long.
+LOGIN_ALONE_S: Final = 0.05
+#: Room for the beginning of a login and START_TLS.
+GREETING_BYTES: Final = 2 * MAX_BYTES
 
 
 class FrontTls:
@@ -71,45 +84,65 @@ class FrontTls:
         )
         self.handshakes += 1
 
-    def greeting(self, accepted: socket.socket) -> Greeting:
-        """Look at what the peer of ``accepted`` has sent, which suffices (see wanted_bytes)."""
-        greeting = Greeting(self, accepted)
-        if greeting.is_refused:
-            self.refused_connections += 1
-            self.log.tell("connection from %s refused: it is not encrypted, and tlsRequired=true", greeting.peer)
-        return greeting
+
+def wanted_behind_login(beginning: bytes) -> int:
+    """Return how many bytes must have come to tell whether START_TLS is behind a first frame, which has come."""
+    size = frame_bytes(beginning)
+    return size + wanted_bytes(beginning[size:])
 
 
 class Greeting:
-    """The beginning of one connection."""
+    """The beginning of one connection.
 
-    def __init__(self, front: FrontTls, accepted: socket.socket) -> None:
+    Parameters
+    ----------
+    front
+        What it came to.
+    accepted
+        Its socket. It has sent enough; see wanted_bytes.
+    logs_in
+        Whether clients log in by messages.
+    """
+
+    def __init__(self, front: FrontTls, accepted: socket.socket, *, logs_in: bool) -> None:
         self._front = front
         self._socket = accepted
         try:
             self.peer = str(accepted.getpeername())
-            first = accepted.recv(LOOKED_AT_BYTES, socket.MSG_PEEK)
+            beginning = accepted.recv(GREETING_BYTES, socket.MSG_PEEK)
         except OSError:  # it is gone: whoever reads next finds out
-            self.peer, first = "?", b""
-        size = wanted_bytes(first)
-        self._first = first[:size] if len(first) >= size and frame_bytes(first) == size else b""
+            self.peer, beginning = "?", b""
+        first = _first_frame(beginning)
+        #: The beginning of a login that came before anything else.
+        self._login = first if logs_in and first and begins_login(first[LENGTH_BYTES:]) else b""
+        rest = beginning[len(self._login) :]
+        self._is_login_alone = bool(self._login) and len(rest) < wanted_bytes(rest)
+        self._first = _first_frame(rest)
         self._txn_id = start_tls_txn_id(self._first) if self._first else None
 
     @property
     def asks_for_tls(self) -> bool:
-        """Whether the first frame is START_TLS."""
+        """Whether the first frame is START_TLS, or the first behind the beginning of a login."""
         return self._txn_id is not None
 
     @property
-    def is_refused(self) -> bool:
-        """Whether its requests must not be obeyed."""
-        return self._front.required and not self.asks_for_tls
+    def may_ask_for_tls(self) -> bool:
+        """Whether it has begun a login, and what comes next is not known yet."""
+        return self._is_login_alone
+
+    def refuse_in_clear(self) -> bool:
+        """Return whether its requests must not be obeyed, because they come in clear. If so, count and log it."""
+        if not self._front.required:
+            return False
+        self._front.refused_connections += 1
+        self._front.log.tell("connection from %s refused: it is not encrypted, and tlsRequired=true", self.peer)
+        return True
 
     def grant(self) -> bool:
         """Take START_TLS from the socket, and grant it. Return whether the peer is still there."""
         assert self._txn_id is not None
         try:
-            self._socket.recv(len(self._first))
+            self._socket.recv(len(self._login) + len(self._first))
             self._socket.send(start_tls_answer(self._txn_id))  # nothing was sent before, so there is room
         except OSError as error:
             self.failed(error)
@@ -121,11 +154,12 @@ class Greeting:
     ) -> None:
         """Do the handshake, after :meth:`grant`. Then ``protocol`` is connected. If it fails, the socket is closed.
 
-        Java's client sends the first message of a login, which is empty, in clear behind START_TLS. With
-        ``on_early_login`` such a frame is taken, and passed to it.
+        With ``on_early_login`` the beginning of a login that came in clear is passed to it.
         """
         try:
-            if on_early_login is not None:
+            if self._login and on_early_login is not None:
+                on_early_login(self._login)
+            elif on_early_login is not None:
                 async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                     await self._take_early_login(on_early_login)
             raw, _ = await asyncio.get_running_loop().connect_accepted_socket(_NotReading, self._socket)
@@ -163,10 +197,16 @@ class Greeting:
         loop.add_reader(fd, readable.set)
         try:
             await readable.wait()
-            return self._socket.recv(LOOKED_AT_BYTES, socket.MSG_PEEK)
+            return self._socket.recv(GREETING_BYTES, socket.MSG_PEEK)
         finally:
             loop.remove_reader(fd)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _first_frame(beginning: bytes) -> bytes:
+    """Return the first frame, if it is whole and short enough. Else nothing."""
+    size = wanted_bytes(beginning)
+    return beginning[:size] if len(beginning) >= size > LENGTH_BYTES and frame_bytes(beginning) == size else b""
 
 
 class _NotReading(asyncio.BufferedProtocol):

@@ -88,6 +88,11 @@ class Newcomer:
         """Stop waiting for its first bytes."""
         self._silent.remove(self)
 
+    def leave_early(self) -> None:
+        """Stop waiting, though it has not sent all that it should. What it sent can be received."""
+        self.leave()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
     def abort(self) -> None:
         """Close at once."""
         self.leave()

@@ -1,8 +1,11 @@
-"""Peers that were granted TLS, and have not sent the first message of their handshake yet: bare sockets still.
+"""Peers that have begun, and must send more before it is known what they want: bare sockets still.
 
-A handshake needs a transport, a task, buffers of OpenSSL and a step in a thread. Peers that ask for TLS and stall would
-get all of these for nothing, a thousand of them at the same moment, while requests of others wait. So they stay
-newcomers, which cost an entry in a table, until the first record of the handshake is there as a whole.
+* A peer that was granted TLS must send the first record of its handshake, whole. A handshake needs a transport, a task,
+  buffers of OpenSSL and a step in a thread. Peers that ask for TLS and stall would get all of these for nothing, a
+  thousand of them at the same moment, while requests of others wait.
+* A peer that began a login may be about to ask for TLS (front_tls.py).
+
+Each costs an entry in a table.
 """
 
 from __future__ import annotations
@@ -10,17 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import islice, takewhile
-from typing import Final
 
-from bk_spark.protocol.wire.start_tls import hello_bytes
 from bookie_server.net.common.entrance.front_tls import Greeting
 from bookie_server.net.common.entrance.newcomers import Newcomer, Newcomers, Wait
 
-#: Late peers that are closed in one turn of the event loop. Thousands may have come together.
-_CLOSED_AT_ONCE: Final = 16
+_Done = Callable[[Newcomer, Greeting], None]
 
 
-class Hellos:
+class Awaited:
     """Belongs to the event loop.
 
     Parameters
@@ -28,25 +28,43 @@ class Hellos:
     newcomers
         Where they came from.
     timeout_s
-        The time for the first message.
+        The time for what is awaited.
+    wanted_bytes
+        What is awaited; see :class:`Wait`.
+    looked_at_bytes
+        How many bytes of it are looked at.
     came
         Called when it is there. The socket belongs to the callee.
     left
-        Called when a peer has hung up, or is late. Then its socket is closed.
+        Called when a peer has hung up. Then its socket is closed.
+    late
+        Called when a peer's time is over. The socket belongs to the callee.
+    late_at_once
+        How many are late in one turn of the event loop. Thousands may have come together.
     """
 
     def __init__(
         self,
         newcomers: Newcomers,
         timeout_s: float,
-        came: Callable[[Newcomer, Greeting], None],
-        left: Callable[[Newcomer], None],
+        wanted_bytes: Callable[[bytes], int],
+        looked_at_bytes: int,
+        *,
+        came: _Done,
+        left: _Done,
+        late: _Done,
+        late_at_once: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._newcomers = newcomers
         self._timeout_s = timeout_s
-        self._came, self._left = came, left
-        self._wait = Wait(self._spoke, self._hung_up, hello_bytes)
+        self._late, self._late_at_once = late, late_at_once
+        self._wait = Wait(
+            lambda newcomer: came(newcomer, self._take(newcomer)),
+            lambda newcomer: left(newcomer, self._take(newcomer)),
+            wanted_bytes,
+            looked_at_bytes,
+        )
         self._greetings: dict[Newcomer, Greeting] = {}
         #: Until when each waits. All have the same time, so the first is the next one to be late.
         self._due_s: dict[Newcomer, float] = {}
@@ -56,7 +74,7 @@ class Hellos:
         return len(self._due_s)
 
     def wait_for(self, newcomer: Newcomer, greeting: Greeting) -> None:
-        """Wait for the first message of a peer that was granted TLS."""
+        """Wait for more of a newcomer that spoke. It began with ``greeting``."""
         self._newcomers.wait_for_more(newcomer, self._wait)
         self._greetings[newcomer] = greeting
         self._due_s[newcomer] = self._loop.time() + self._timeout_s
@@ -79,20 +97,12 @@ class Hellos:
         del self._due_s[newcomer]
         return self._greetings.pop(newcomer)
 
-    def _spoke(self, newcomer: Newcomer) -> None:
-        self._came(newcomer, self._take(newcomer))
-
-    def _hung_up(self, newcomer: Newcomer) -> None:
-        self._take(newcomer).failed(ConnectionResetError("the peer closed the connection during the handshake"))
-        self._left(newcomer)
-
     def _look(self) -> None:
-        """Close those that are late, some in each turn."""
+        """Find those that are late, some in each turn."""
         self._timer = None
-        for newcomer in late(self._due_s, self._loop.time(), _CLOSED_AT_ONCE):
-            self._take(newcomer).failed(TimeoutError())
-            self._left(newcomer)
-            newcomer.abort()
+        for newcomer in late(self._due_s, self._loop.time(), self._late_at_once):
+            newcomer.leave_early()
+            self._late(newcomer, self._take(newcomer))
         next_s = next(iter(self._due_s.values()), None)
         if next_s is not None:
             self._timer = self._loop.call_at(next_s, self._look)
