@@ -33,6 +33,7 @@ from bk_spark.protocol.quorum import Quorum
 from bookie_server.local import LocalCluster
 from tests.support.bookie import add_frame
 from tests.support.logs import PASSWORD, RAW, TELLING, commit, entries, new_log
+from tests.support.streams import wait_until
 from tests.support.zookeeper_sessions import expire
 
 
@@ -362,37 +363,37 @@ def test_ids_of_ledgers_that_somebody_else_used_before(
     assert log.write(pa.table({"value": [b"one", b"two"]})).start_offset == 0
     # One bookie that refuses is enough: entries that the others took could not be sealed.
     first = use_next_ids(cluster, client, 2, bookies=1)
-    with log.open_writer(roll_entries=1) as writer:
+    with log.open_writer(roll_entries=2) as writer:
         tail = log.snapshot().open_tail
         assert tail is not None
         assert tail.ledger_id == first + 2
         assert writer.append(b"three") == 2
-        writer.flush()
         use_next_ids(cluster, client, 4)
-        assert writer.append(b"four") == 3
-        writer.flush()
-    assert entries(log) == [b"one", b"two", b"three", b"four"]
-    assert caplog.text.count("is left unused: claim: the bookie answered UNAUTHORIZED") == 6
+        assert writer.append(b"four") == 3  # now the ledger is full, and the writer takes another at once
+        left = "is left unused: claim: the bookie answered UNAUTHORIZED"
+        wait_until(lambda: caplog.text.count(left) == 6, "4 more ledgers that are left unused")
+        assert writer.append(b"five") == 4
+    assert entries(log) == [b"one", b"two", b"three", b"four", b"five"]
+    assert caplog.text.count(left) == 6
 
 
 def test_a_writer_for_which_too_many_ids_were_used_before_leaves_the_log_as_it_was(
     cluster: LocalCluster, client: BlockingClient, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with log.open_writer(roll_entries=1) as writer:
+    with log.open_writer(roll_entries=2) as writer:
         writer.append(b"one")
-        writer.flush()
         use_next_ids(cluster, client, 5)
-        writer.append(b"two")
-        writer.flush()
-        assert "no new ledger could be created, so ledger" in caplog.text
+        writer.append(b"two")  # now the ledger is full, and the writer tries to take another at once
+        wait_until(lambda: "no new ledger could be created, so ledger" in caplog.text, "attempt to take another ledger")
+        assert writer.append(b"three") == 2
     use_next_ids(cluster, client, 5)
     with pytest.raises(UnauthorizedError, match="claim: the bookie answered UNAUTHORIZED"):
         log.open_writer()
     assert log.snapshot().open_tail is None
     assert log.zookeeper.get_latest(log.paths.owner) is None
     with log.open_writer() as writer:
-        writer.append(b"three")
-    assert entries(log) == [b"one", b"two", b"three"]
+        writer.append(b"four")
+    assert entries(log) == [b"one", b"two", b"three", b"four"]
 
 
 def test_a_bookie_that_hangs_when_a_writer_opens_and_knows_the_id_with_another_password(

@@ -23,6 +23,11 @@ def numbers(spark: SparkSession, rows_per_batch: int, partitions: int) -> DataFr
     return source.load().selectExpr("value as number")
 
 
+class JvmError(Exception):
+    """The JVM's account of why a query failed. Of some errors PySpark's own has only the plan, and what is repeated is
+    found by its text (pyproject.toml)."""
+
+
 @contextmanager
 def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
     """Stop the query at the end, however it ends."""
@@ -45,7 +50,7 @@ def wait_for_batch(query: StreamingQuery, batch_id: int) -> None:
     def reached() -> bool:
         failure = query.exception()
         if failure is not None:
-            raise failure
+            raise failure from JvmError(getattr(getattr(failure, "_cause", None), "_stackTrace", ""))
         assert query.isActive, "the query ended"
         return newest_batch(query) >= batch_id
 
