@@ -21,7 +21,7 @@ from bk_spark.protocol.entries.entry import ENTRY_HEADER_BYTES, LAC_PACKET_HEADE
 from bookie_server.entry_reader import MAX_LEDGERS, MAX_LOOKUP, EntryReader, ReadPart, durable
 from bookie_server.metrics.bookie_counters import BookieCounters
 from bookie_server.state import BookieState
-from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
+from bookie_server.storage.entrylog.entry_log_reader import Room, StoredEntries
 from bookie_server.storage.index.index import HEADER_BYTES as INDEX_HEADER_BYTES
 from bookie_server.storage.index.ledger_cache import ColdPageError
 from bookie_server.storage.journal import journal
@@ -350,14 +350,22 @@ class Bookie:
         return ReadPart(codes, entries)
 
     async def read_batch(
-        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int, *, taken: bool = False
+        self,
+        ledger_id: int,
+        first_entry_id: int,
+        max_count: int,
+        limit_bytes: int,
+        *,
+        taken: bool = False,
+        room: Room | None = None,
     ) -> tuple[Code, list[StoredEntries]]:
         """Read consecutive entries starting at ``first_entry_id`` (-1: the last one).
 
         Returns up to ``max_count`` entries (0: any number) and ``limit_bytes`` with their size fields, but at least
-        one. The code is an error only if the first entry fails. ``taken``: as in :meth:`read`.
+        one. The code is an error only if the first entry fails. ``taken``: as in :meth:`read`. ``room``: see
+        :meth:`EntryLogReader.read`.
         """
-        return await self._reader.read_batch(ledger_id, first_entry_id, max_count, limit_bytes, taken=taken)
+        return await self._reader.read_batch(ledger_id, first_entry_id, max_count, limit_bytes, taken=taken, room=room)
 
     async def list_entries(self, ledger_id: int) -> tuple[Code, Int64s]:
         """Ids of the ledger's entries on this bookie, ascending. Waits for entries that are not yet durable."""

@@ -27,6 +27,7 @@ from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.entrylog.entry_log_reader import (
     MOST_AT_ONCE_BYTES,
     MOST_AT_ONCE_TAKEN_BYTES,
+    Room,
     StoredEntries,
 )
 from bookie_server.storage.index.index import PAGE_SLOTS
@@ -181,10 +182,17 @@ class EntryReader:
         return codes, resolved, locations
 
     async def fetch(
-        self, ledger_ids: Int64s, entry_ids: Int64s, locations: Int64s, limit_bytes: int, *, taken: bool = False
+        self,
+        ledger_ids: Int64s,
+        entry_ids: Int64s,
+        locations: Int64s,
+        limit_bytes: int,
+        *,
+        taken: bool = False,
+        room: Room | None = None,
     ) -> StoredEntries:
         """Fetch the first entries, up to the first switch between memory and entry logs. ``taken``: see
-        :meth:`Bookie.read`."""
+        :meth:`Bookie.read`. ``room``: see :meth:`EntryLogReader.read`."""
         cached = locations < 0
         others = np.flatnonzero(cached != cached[0])
         count = int(others[0]) if len(others) else len(locations)
@@ -200,10 +208,11 @@ class EntryReader:
         ledger_ids, entry_ids, locations = ledger_ids[:count], entry_ids[:count], locations[:count]
         try:
             at_once_bytes = MOST_AT_ONCE_TAKEN_BYTES if taken else MOST_AT_ONCE_BYTES
-            entries = reader.read(ledger_ids, entry_ids, locations, limit_bytes, at_once_bytes=at_once_bytes)
+            entries = reader.read(ledger_ids, entry_ids, locations, limit_bytes, at_once_bytes=at_once_bytes, room=room)
         except WouldBlockError:
             entries = await asyncio.get_running_loop().run_in_executor(
-                self._readers, lambda: reader.read(ledger_ids, entry_ids, locations, limit_bytes, at_once_bytes=None)
+                self._readers,
+                lambda: reader.read(ledger_ids, entry_ids, locations, limit_bytes, at_once_bytes=None, room=room),
             )
         self._counters.cache_misses += len(entries.sizes)
         if (entries.sizes < 0).any():
@@ -211,7 +220,14 @@ class EntryReader:
         return entries
 
     async def read_batch(
-        self, ledger_id: int, first_entry_id: int, max_count: int, limit_bytes: int, *, taken: bool
+        self,
+        ledger_id: int,
+        first_entry_id: int,
+        max_count: int,
+        limit_bytes: int,
+        *,
+        taken: bool,
+        room: Room | None,
     ) -> tuple[Code, list[StoredEntries]]:
         """See :meth:`Bookie.read_batch`."""
         by_ledger: ByLedger = [(ledger_id, slice(None))]
@@ -223,7 +239,7 @@ class EntryReader:
         left_count = max_count if max_count > 0 else MAX_ENTRY_ID
         # Up to the end of an index page. Then as many as will fit, by the size of those that were found.
         most = PAGE_SLOTS - next_id % PAGE_SLOTS
-        while left_count > 0 and left_bytes > 0 and next_id <= MAX_ENTRY_ID:
+        while min(left_count, left_bytes, most) > 0 and next_id <= MAX_ENTRY_ID:
             asked = min(left_count, most)
             ids = np.arange(next_id, next_id + asked)
             codes, _, locations = await self.locate(by_ledger, ids)
@@ -231,7 +247,7 @@ class EntryReader:
             if len(missing) and not (asked := int(missing[0])):
                 break
             entries = await self.fetch(
-                np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes, taken=taken
+                np.full(asked, ledger_id), ids[:asked], locations[:asked], left_bytes, taken=taken, room=room
             )
             good = entries.fitting(left_bytes, at_least_one=not result)
             if good == 0:
@@ -244,7 +260,7 @@ class EntryReader:
             next_id += good
             # Where some lie elsewhere, the others are looked up again: not many of them, then.
             most = _MOST_BATCH_LOOKUP if good == asked else PAGE_SLOTS
-            most = min(most, left_bytes * good // (size_bytes + good * LENGTH_BYTES) + 1)
+            most = min(most, left_bytes * good // (size_bytes + good * LENGTH_BYTES))
             if good < len(entries.sizes):
                 break
         return (Code.OK if result else Code.IO_ERROR), result

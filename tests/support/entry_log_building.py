@@ -11,7 +11,7 @@ import numpy as np
 from bookie_server.storage.disk.directories import LedgerDirectories
 from bookie_server.storage.entrylog.arrival_log import ArrivalLog
 from bookie_server.storage.entrylog.entry_log import read_ledgers_map
-from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, StoredEntries
+from bookie_server.storage.entrylog.entry_log_reader import EntryLogReader, Room, StoredEntries
 from bookie_server.storage.entrylog.entry_log_writer import EntryLogIds, EntryLogWriter
 from bookie_server.storage.write_cache import CacheHalf
 
@@ -67,7 +67,12 @@ class Logs:
         return locations
 
     def read(
-        self, pairs: Sequence[tuple[int, int]], *, at_once_bytes: int | None = None, limit: int = 1 << 30
+        self,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        at_once_bytes: int | None = None,
+        limit: int = 1 << 30,
+        room: Room | None = None,
     ) -> StoredEntries:
         return self.reader.read(
             np.array([ledger for ledger, _ in pairs]),
@@ -75,6 +80,7 @@ class Logs:
             np.array([self.locations[pair] for pair in pairs]),
             limit,
             at_once_bytes=at_once_bytes,
+            room=room,
         )
 
     def close(self) -> None:

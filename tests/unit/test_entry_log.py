@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bk_spark.protocol.arrays import Bytes
 from bk_spark.protocol.errors import CorruptFileError
 from bookie_server.storage.disk.files import WouldBlockError
 from bookie_server.storage.entrylog import entry_log
@@ -172,6 +173,35 @@ def test_large_entries_before_a_damaged_end_are_read(logs: Logs, tmp_path: Path)
         good += [size == 70_000 for size in sizes]
         left = left[len(sizes) :]
     assert good == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 1), (1003, 1), (2007, 1), (2008, 2), (9035, 8), (9036, 9), (9999, 9)])
+def test_neighbours_that_do_not_fit_are_not_fetched(logs: Logs, limit: int, count: int) -> None:
+    logs.write(*[(4, i, 1000) for i in range(9)], (5, 0, 5000))
+    ids = [(4, i) for i in range(9)]
+    logs.read(ids[:2])  # now the reader knows the size of entries
+    entries = logs.read(ids, limit=limit)
+    assert entries.sizes.tolist() == [1000] * count
+    assert len(entries.data) == 1004 * count
+
+
+def test_of_the_last_neighbour_the_size_is_guessed(logs: Logs) -> None:
+    logs.write((4, 0, 1000), (4, 1, 1000), (4, 2, 60_000), (4, 3, 20))
+    assert logs.read([(4, i) for i in range(3)], limit=3012).sizes.tolist() == [1000, 1000, 60_000]
+    assert logs.read([(4, i) for i in range(4)], limit=3012).sizes.tolist() == [1000, 1000]
+
+
+def test_entries_are_read_into_the_memory_that_is_given(logs: Logs) -> None:
+    logs.write(*[(4, i, 1000) for i in range(9)])
+    given: list[Bytes] = []
+
+    def room(size_bytes: int) -> Bytes:
+        given.append(np.empty(size_bytes, np.uint8))
+        return given[-1]
+
+    entries = logs.read([(4, i) for i in range(9)], room=room)
+    assert entries.data is given[-1]
+    assert [bytes(entries.entry(i)) for i in range(9)] == [stored(4, i, 1000) for i in range(9)]
 
 
 def test_what_is_fetched_at_once_is_bounded(logs: Logs) -> None:

@@ -296,7 +296,7 @@ async def test_reads_go_on_while_entries_move(place: Place, monkeypatch: pytest.
         reader = bookie.storage.reader
         real, waiting, go_on = reader.read, threading.Event(), threading.Event()
 
-        def read(*arguments: Any, at_once_bytes: int | None) -> Any:
+        def read(*arguments: Any, at_once_bytes: int | None, room: object) -> Any:
             """Waits with the locations that were looked up."""
             if at_once_bytes is not None:
                 raise WouldBlockError

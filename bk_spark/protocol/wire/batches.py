@@ -55,7 +55,12 @@ class Entries:
 def with_records(head: bytes, records: Sequence[Buffer]) -> bytes:
     """Return a message: ``head``, which has no records, and ``records`` in one field."""
     size = sum(map(len, records))
-    return b"".join([head, bytes([_RECORDS_TAG]), _varint(size), *records]) if size else head
+    return b"".join([head, records_head(size), *records]) if size else head
+
+
+def records_head(size: int) -> bytes:
+    """Return what stands before ``size`` bytes of records, the last field of a message."""
+    return bytes([_RECORDS_TAG]) + _varint(size)
 
 
 def parse_with_records(kind: type[_M], data: Buffer) -> tuple[_M, memoryview]:

@@ -17,9 +17,11 @@ from bk_spark.protocol.wire.batches import with_records
 from bookie_server.net.common.access.rights import FENCE, READ
 from bookie_server.net.common.fair_slots import HALF_LIFE_S, Share
 from bookie_server.net.common.limits import REQUEST_BYTES
+from bookie_server.net.grpc.answer_room import AnswerRoom
 from bookie_server.net.grpc.calls import Call, Context, Stuck, number
 from bookie_server.net.native.requests_v2 import READ_ROUND_BYTES, record_views
 from bookie_server.net.native.shared import Shared
+from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 
 #: Entries that one request may ask for.
 MAX_COUNT: Final = 10_000
@@ -90,21 +92,16 @@ class ReadCall(Call):
     async def _answer_run(self, request: pb.ReadRequest, kind: str, begun: float) -> None:
         """Answer with consecutive entries."""
         limit = min(request.max_bytes, self.shared.config.max_batch_read_bytes) - _HEAD_BYTES
+        room = AnswerRoom(request.request_id)
         async with self.shared.read_slots.slot(self._share, self.shared.load.has_room) as slot:
             code, found = await self.shared.bookie.read_batch(
                 request.ledger_id,
                 request.first_entry_id,
                 request.count,
                 self.shared.load.round_bytes(limit, _LEAST_ROUND_BYTES),
+                room=room.take,
             )
-            records = [view for entries in found for view in record_views(entries)]
-            answer = pb.ReadAnswer(
-                request_id=request.request_id,
-                code=number(code),
-                count=sum(len(entries.sizes) for entries in found),
-                last=True,
-            )
-            message = _message(answer, records)
+            message = room.message(found) or _joined(request, code, found)
             slot.bytes = len(message)
         self.requests.observe_codes(kind, code, 1, begun)
         await self.send(message)
@@ -131,6 +128,12 @@ class ReadCall(Call):
     async def _refuse(self, request_id: int, code: Code, problem: str = "") -> None:
         answer = pb.ReadAnswer(request_id=request_id, code=number(code), last=True, problem=problem)
         await self.send(answer.SerializeToString())
+
+
+def _joined(request: pb.ReadRequest, code: Code, found: Sequence[StoredEntries]) -> bytes:
+    count = sum(len(entries.sizes) for entries in found)
+    answer = pb.ReadAnswer(request_id=request.request_id, code=number(code), count=count, last=True)
+    return _message(answer, [view for entries in found for view in record_views(entries)])
 
 
 def _message(answer: pb.ReadAnswer, records: Sequence[Buffer]) -> bytes:

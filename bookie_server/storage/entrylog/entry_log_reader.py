@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,9 @@ from bookie_server.storage.disk.fd_cache import FdCache
 from bookie_server.storage.disk.files import WouldBlockError, exists
 from bookie_server.storage.entrylog.entry_log import HEADER_BYTES, OFFSET_BITS, OFFSET_MASK, file_name
 from bookie_server.storage.records import LENGTH_BYTES, MAX_RECORD_BYTES, MIN_RECORD_BYTES, gather_int32, gather_int64
+
+#: Memory of so many bytes, into which entries are read with their sizes.
+Room = Callable[[int], Bytes]
 
 _LOG: Final = logging.getLogger(__name__)
 #: Entries that begin less than this apart are fetched by one read: copying some unneeded bytes is cheaper than
@@ -110,10 +113,12 @@ class EntryLogReader:
         limit_bytes: int,
         *,
         at_once_bytes: int | None,
+        room: Room | None = None,
     ) -> StoredEntries:
         """Read the entries at the first of ``locations`` (none of them 0): at least one, and as many as fit into about
         ``limit_bytes`` of fetched bytes. With ``at_once_bytes`` it does not wait for a disk, and raises WouldBlockError
-        for what is not in the page cache, or for an entry that is larger."""
+        for what is not in the page cache, or for an entry that is larger. ``room`` is asked for the memory of each
+        piece that is read. If one call suffices, its memory is the result's data."""
         starts: list[Int64s] = []
         ends: list[int] = []
         parts: list[Bytes] = []
@@ -125,15 +130,11 @@ class EntryLogReader:
             if base >= limit_bytes and count:
                 break
             run = locations[first:last]
-            if last - first > 1:
-                room = int(run[0]) + max(limit_bytes - base, 1)
-                run = run[: max(1, int(np.searchsorted(run, room)))]
-            # The last of neighbours is probably as large as the one before it.
-            likely_bytes = int(run[-1] - run[-2]) if len(run) > 1 else 0
-            region = self._read_region(int(run[0]), int(run[-1]), likely_bytes, at_once_bytes)
+            run = run[: _fitting(run, limit_bytes - base)]
+            region = self._read_region(run, at_once_bytes, room or _fresh)
             if region is None and len(run) > 1:  # perhaps only the last of them cannot be read
                 run = run[:1]
-                region = self._read_region(int(run[0]), int(run[0]), 0, at_once_bytes)
+                region = self._read_region(run, at_once_bytes, room or _fresh)
             if region is None:
                 starts.append(np.full(len(run), -1, np.int64))
             else:
@@ -187,32 +188,32 @@ class EntryLogReader:
             return None
         return memoryview(buffer)[LENGTH_BYTES : LENGTH_BYTES + size]
 
-    def _read_region(
-        self, first_location: int, last_location: int, likely_bytes: int, at_once_bytes: int | None
-    ) -> Bytes | None:
-        """The bytes from the first entry's size to the last entry's end; None if they cannot be read. The last record
-        has probably ``likely_bytes``."""
-        entry_log_id, first = first_location >> OFFSET_BITS, (first_location & OFFSET_MASK) - LENGTH_BYTES
-        last = (last_location & OFFSET_MASK) - LENGTH_BYTES
+    def _read_region(self, run: Int64s, at_once_bytes: int | None, room: Room) -> Bytes | None:
+        """The bytes from the size of the first of these neighbours to the end of the last; None if they cannot be
+        read."""
+        entry_log_id, first = int(run[0]) >> OFFSET_BITS, (int(run[0]) & OFFSET_MASK) - LENGTH_BYTES
+        last = (int(run[-1]) & OFFSET_MASK) - LENGTH_BYTES
         may_wait = at_once_bytes is None
         if first < HEADER_BYTES:
             return None
+        likely_bytes, are_alike = _last_of(run)
         if at_once_bytes is not None and likely_bytes > LENGTH_BYTES + at_once_bytes:
             raise WouldBlockError
+        last_bytes = likely_bytes if are_alike else max(LENGTH_BYTES + self._guess_bytes, likely_bytes)
         try:
             with self._fds.borrow(entry_log_id) as fd:
                 log_end = os.fstat(fd).st_size
-                end = min(last + max(LENGTH_BYTES + self._guess_bytes, likely_bytes), log_end)
+                end = min(last + last_bytes, log_end)
                 if last + LENGTH_BYTES + MIN_RECORD_BYTES > end:
                     return None
-                region = _fetch(fd, first, end, may_wait)
+                region = _fetch(fd, first, end, may_wait, room)
                 at = last - first
                 size = int.from_bytes(region.data[at : at + LENGTH_BYTES], "big", signed=True)
                 needed = last + LENGTH_BYTES + size
                 if MIN_RECORD_BYTES <= size <= MAX_RECORD_BYTES and end < needed <= log_end:
                     if at_once_bytes is not None and size > at_once_bytes:
                         raise WouldBlockError
-                    region = _fetch(fd, first, needed, may_wait, beginning=region)
+                    region = _fetch(fd, first, needed, may_wait, room, beginning=region)
                 return region
         except OSError as error:
             _LOG.error("cannot read entry log %s: %s", file_name(entry_log_id), error.strerror or error)
@@ -225,10 +226,33 @@ class EntryLogReader:
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
-def _fetch(fd: int, start: int, end: int, may_wait: bool, beginning: Bytes = _NOTHING) -> Bytes:
+def _fresh(size_bytes: int) -> Bytes:
+    return np.empty(size_bytes, np.uint8)
+
+
+def _fitting(locations: Int64s, limit_bytes: int) -> int:
+    """How many of the first neighbours end within ``limit_bytes``, and at least one. Of the last one only the beginning
+    is known: it is probably as large as the one before it."""
+    end = int(locations[0]) + limit_bytes
+    fitting = int(np.searchsorted(locations[1:], end, side="right"))
+    if 0 < fitting == len(locations) - 1 and 2 * int(locations[-1]) - int(locations[-2]) <= end:
+        return fitting + 1
+    return max(1, fitting)
+
+
+def _last_of(neighbours: Int64s) -> tuple[int, bool]:
+    """How large the last one probably is: as large as the one before it. And whether all seem to be of one size, so
+    that nothing needs to be fetched behind it."""
+    if len(neighbours) < 2:
+        return 0, False
+    likely_bytes = int(neighbours[-1] - neighbours[-2])
+    return likely_bytes, likely_bytes == neighbours[1] - neighbours[0]
+
+
+def _fetch(fd: int, start: int, end: int, may_wait: bool, room: Room, beginning: Bytes = _NOTHING) -> Bytes:
     """The bytes of [start, end), of which ``beginning`` is there already. Raises OSError if the file ends before
     ``end``, WouldBlockError."""
-    buffer = np.empty(end - start, np.uint8)
+    buffer = room(end - start)
     view = buffer.data
     have = len(beginning)
     buffer[:have] = beginning

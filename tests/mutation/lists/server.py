@@ -430,4 +430,25 @@ MUTATIONS: Final = (
         "call_later(0, end)",
         ("tests/unit/test_net_access.py::test_n1_a_wrong_login_is_answered_after_a_while[v2]",),
     ),
+    Mutation(
+        "Only entries that are in the memory of an answer as a whole are that answer.",
+        "bookie_server/net/grpc/answer_room.py",
+        "if entries.starts[-1] + entries.sizes[-1] != size_bytes:",
+        "if False:",
+        ("tests/unit/test_net_grpc_answer_room.py::test_only_what_is_in_the_memory_as_a_whole_is_the_answer",),
+    ),
+    Mutation(
+        "The memory of an answer belongs to one answer.",
+        "bookie_server/net/grpc/answer_room.py",
+        "        self._memory = self._records = None\n        return",
+        "        return",
+        ("tests/unit/test_net_grpc_answer_room.py::test_only_what_is_in_the_memory_as_a_whole_is_the_answer",),
+    ),
+    Mutation(
+        "Entries that do not fit are not read.",
+        "bookie_server/storage/entrylog/entry_log_reader.py",
+        'np.searchsorted(locations[1:], end, side="right"))',
+        'np.searchsorted(locations, end, side="right"))',
+        ("tests/unit/test_entry_log.py::test_neighbours_that_do_not_fit_are_not_fetched[2007-1]",),
+    ),
 )
