@@ -35,10 +35,10 @@ from tests.support.jaas import write_jaas
 from tests.unit.test_net_tls import TlsPeer, client_context, connected, front_tls
 
 _ROLES = frozenset({"role-a", "role-b"})
-_GRANTED = bytes.fromhex("0000000d0a060803100918011000d20600")
+GRANTED = bytes.fromhex("0000000d0a060803100918011000d20600")
 #: The first messages of Apache's client 4.18.0.
-_FIRST_V3 = bytes.fromhex("000000130a06080310051802b206080a047361736c1200")
-_FIRST_V2 = bytes.fromhex("0000000c020300000a047361736c1200")
+FIRST_V3 = bytes.fromhex("000000130a06080310051802b206080a047361736c1200")
+FIRST_V2 = bytes.fromhex("0000000c020300000a047361736c1200")
 _DISABLED_V3 = bytes.fromhex("000000230a060803100518021000b206160a12417574684469") + b"sabledPlugin\x12\x00"
 #: The version in a certificate (RFC 5280, 4.1).
 _VERSION = bytes.fromhex("a003020102")
@@ -49,10 +49,14 @@ def roles() -> FrontAccess:
     return FrontAccess(roles=_ROLES)
 
 
+def access_by_sasl(directory: Path) -> FrontAccess:
+    jaas = write_jaas(directory / "jaas.conf")
+    return FrontAccess(SaslBookie(jaas, "Bookie", re.compile(".*bookkeeper.*")))
+
+
 @pytest.fixture
 def sasl(tmp_path: Path) -> FrontAccess:
-    jaas = write_jaas(tmp_path / "jaas.conf")
-    return FrontAccess(SaslBookie(jaas, "Bookie", re.compile(".*bookkeeper.*")))
+    return access_by_sasl(tmp_path)
 
 
 class Talk:
@@ -164,7 +168,7 @@ def test_a_login_as_apaches_client_does_it(sasl: FrontAccess, v2: bool) -> None:
         async with front(NetConfig(), bookie, access=sasl) as served:
             peer = await served.connect()
             talk = Talk(peer, v2=v2)
-            assert auth_request(AuthMessage("sasl", b""), v2=v2) == (_FIRST_V2 if v2 else _FIRST_V3)
+            assert auth_request(AuthMessage("sasl", b""), v2=v2) == (FIRST_V2 if v2 else FIRST_V3)
             challenge = await talk.say(b"")
             assert challenge is not None
             assert re.fullmatch(
@@ -353,21 +357,42 @@ def test_a_connection_that_has_not_logged_in_gives_way(sasl: FrontAccess) -> Non
 
 
 @contextlib.asynccontextmanager
-async def early(served: Front, tmp_path: Path, first: bytes, *, apart: bool) -> AsyncIterator[TlsPeer]:
-    """A client that begins its login in clear behind START_TLS, as Java's does."""
+async def early(served: Front, tmp_path: Path, sent: list[bytes], then: list[bytes]) -> AsyncIterator[TlsPeer]:
+    """A client that begins its login in clear, as Java's does. It sends pieces until TLS is granted, then others."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+
+    async def send(pieces: list[bytes]) -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.001)  # pieces are received apart
+
     try:
-        writer.write(start_tls_request() + (b"" if apart else first))
-        assert await reader.readexactly(len(_GRANTED)) == _GRANTED
-        for byte in first if apart else b"":
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0.001)  # bytes are received apart
+        await send(sent)
+        assert await reader.readexactly(len(GRANTED)) == GRANTED
+        await send(then)
         await writer.start_tls(client_context(tmp_path / "client"), server_hostname="localhost")
         yield TlsPeer(reader, writer)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+
+
+def in_bytes(data: bytes) -> list[bytes]:
+    return [bytes([byte]) for byte in data]
+
+
+async def finish_login(peer: TlsPeer, bookie: HeldBookie, *, v2: bool) -> None:
+    """Finish inside TLS what began in clear, and see that a request is obeyed."""
+    talk = Talk(peer, v2=v2)
+    answer = await talk.say(await talk.response(await talk.hear(), "bookkeeper", "golden"))
+    assert answer is not None
+    assert answer.payload.startswith(b"rspauth=")
+    peer.send(reads((1, 1)) if v2 else v3_add(1))
+    if v2:
+        assert (await peer.body())[4:8] == bytes(4)
+    else:
+        await until(lambda: bookie.entries == 1)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "in pieces"])
@@ -377,15 +402,10 @@ def test_a_login_may_begin_in_clear_behind_start_tls(sasl: FrontAccess, tmp_path
         bookie = HeldBookie()
         tls = front_tls(tmp_path, required=True)
         async with front(NetConfig(), bookie, tls=tls, access=sasl) as served:
-            async with early(served, tmp_path, _FIRST_V2 if v2 else _FIRST_V3, apart=apart) as peer:
-                talk = Talk(peer, v2=v2)
-                answer = await talk.say(await talk.response(await talk.hear(), "bookkeeper", "golden"))
-                assert answer is not None
-                peer.send(reads((1, 1)) if v2 else v3_add(1))
-                if v2:
-                    assert (await peer.body())[4:8] == bytes(4)
-                else:
-                    await until(lambda: bookie.entries == 1)
+            first = FIRST_V2 if v2 else FIRST_V3
+            sent, then = ([start_tls_request()], in_bytes(first)) if apart else ([start_tls_request() + first], [])
+            async with early(served, tmp_path, sent, then) as peer:
+                await finish_login(peer, bookie, v2=v2)
             async with connected(served, client_context(tmp_path / "client")) as peer:  # inside, as ours does
                 await Talk(peer, v2=v2).log_in()
             assert (tls.failed_handshakes, served.server.failed_logins) == (0, 0)
@@ -399,8 +419,8 @@ def test_nothing_else_may_come_in_clear_behind_start_tls(
     # What came is the reason, not that nothing more came.
     monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
     behind = [
-        _FIRST_V3 + _FIRST_V3,
-        _FIRST_V3 + reads((1, 1)),
+        FIRST_V3 + FIRST_V3,
+        FIRST_V3 + reads((1, 1)),
         auth_request(AuthMessage("sasl", b"token"), v2=False),
         auth_request(AuthMessage("other", b""), v2=True),
         reads((1, 1)),
@@ -415,7 +435,7 @@ def test_nothing_else_may_come_in_clear_behind_start_tls(
             async def send(data: bytes) -> None:
                 peer = await served.connect()
                 await peer.send(start_tls_request() + data)
-                assert frame(await peer.body()) == _GRANTED
+                assert frame(await peer.body()) == GRANTED
                 with contextlib.suppress(ConnectionError):
                     while await asyncio.wait_for(peer.loop.sock_recv(peer.socket, 1 << 16), 60):
                         pass
@@ -434,10 +454,10 @@ def test_who_stops_between_start_tls_and_the_handshake_is_forgotten(
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path), access=sasl) as served:
-            for some in (b"", _FIRST_V3[:10], _FIRST_V3):
+            for some in (b"", FIRST_V3[:10], FIRST_V3):
                 peer = await served.connect()
                 await peer.send(start_tls_request() + some)
-                assert frame(await peer.body()) == _GRANTED
+                assert frame(await peer.body()) == GRANTED
                 assert await peer.closed()
                 peer = await served.connect()
                 await peer.send(start_tls_request() + some)
@@ -453,7 +473,7 @@ def test_a_bookie_without_logins_tells_so() -> None:
     async def test() -> None:
         async with front(NetConfig(), HeldBookie()) as served:
             peer = await served.connect()
-            await peer.send(_FIRST_V3)
+            await peer.send(FIRST_V3)
             assert frame(await peer.body()) == _DISABLED_V3
 
     run(test)

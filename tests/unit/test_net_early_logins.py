@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from bk_spark.bookie.auth.sasl import SaslBookie
 from bk_spark.protocol.wire.auth_frames import DISABLED, AuthMessage, auth_request
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.start_tls import start_tls_request
@@ -19,39 +15,17 @@ from bookie_server.net.common.access.front_access import FrontAccess
 from bookie_server.net.common.entrance.awaited import Awaited
 from bookie_server.net.common.limits import NetConfig
 from tests.support.bookie import add_frame
-from tests.support.front import Front, HeldBookie, front, reads, run, until, v3_add
+from tests.support.front import HeldBookie, front, reads, run, until, v3_add
 from tests.support.instances import instances
-from tests.support.jaas import write_jaas
-from tests.unit.test_net_access import Talk
-from tests.unit.test_net_tls import TlsPeer, client_context, front_tls
+from tests.unit.test_net_access import FIRST_V2, FIRST_V3, Talk, access_by_sasl, early, finish_login, in_bytes
+from tests.unit.test_net_tls import front_tls
 
 _PAUSE = "bookie_server.net.native.server.LOGIN_ALONE_S"
-_GRANTED = bytes.fromhex("0000000d0a060803100918011000d20600")
-_BEGIN_V2 = auth_request(AuthMessage("sasl", b""), v2=True)
-_BEGIN_V3 = auth_request(AuthMessage("sasl", b""), v2=False)
 
 
 @pytest.fixture
 def sasl(tmp_path: Path) -> FrontAccess:
-    return FrontAccess(SaslBookie(write_jaas(tmp_path / "jaas.conf"), "Bookie", re.compile(".*bookkeeper.*")))
-
-
-@contextlib.asynccontextmanager
-async def early(served: Front, tmp_path: Path, first: bytes, *, apart: bool) -> AsyncIterator[TlsPeer]:
-    """A client that sends ``first`` and START_TLS, together or byte after byte, and then does the handshake."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    try:
-        sent = first + start_tls_request()
-        for piece in [bytes([byte]) for byte in sent] if apart else [sent]:
-            writer.write(piece)
-            await asyncio.sleep(0.001 if apart else 0)  # pieces are received apart
-        assert await reader.readexactly(len(_GRANTED)) == _GRANTED
-        await writer.start_tls(client_context(tmp_path / "client"), server_hostname="localhost")
-        yield TlsPeer(reader, writer)
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+    return access_by_sasl(tmp_path)
 
 
 @pytest.mark.parametrize("required", [False, True], ids=["possible", "required"])
@@ -65,16 +39,9 @@ def test_a_login_may_begin_in_clear_before_start_tls(
     async def test() -> None:
         bookie, tls = HeldBookie(), front_tls(tmp_path, required=required)
         async with front(NetConfig(), bookie, tls=tls, access=sasl) as served:
-            async with early(served, tmp_path, _BEGIN_V2 if v2 else _BEGIN_V3, apart=apart) as peer:
-                talk = Talk(peer, v2=v2)
-                answer = await talk.say(await talk.response(await talk.hear(), "bookkeeper", "golden"))
-                assert answer is not None
-                assert answer.payload.startswith(b"rspauth=")
-                peer.send(reads((1, 1)) if v2 else v3_add(1))
-                if v2:
-                    assert (await peer.body())[4:8] == bytes(4)
-                else:
-                    await until(lambda: bookie.entries == 1)
+            sent = (FIRST_V2 if v2 else FIRST_V3) + start_tls_request()
+            async with early(served, tmp_path, in_bytes(sent) if apart else [sent], []) as peer:
+                await finish_login(peer, bookie, v2=v2)
             assert (tls.failed_handshakes, tls.refused_connections, served.server.failed_logins) == (0, 0, 0)
 
     run(test)
@@ -85,8 +52,8 @@ def test_nothing_else_may_come_in_clear_before_start_tls(
 ) -> None:
     made = instances(monkeypatch, Awaited)
     before = [
-        _BEGIN_V3 + _BEGIN_V3,
-        _BEGIN_V3 + reads((1, 1)),
+        FIRST_V3 + FIRST_V3,
+        FIRST_V3 + reads((1, 1)),
         auth_request(AuthMessage("sasl", b"token"), v2=False),
         auth_request(AuthMessage("other", b""), v2=True),
         reads((1, 1)),
@@ -110,7 +77,7 @@ def test_start_tls_is_not_granted_behind_a_login_where_nobody_logs_in(tmp_path: 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
             peer = await served.connect()
-            await peer.send(_BEGIN_V3)
+            await peer.send(FIRST_V3)
             assert await Talk(peer, v2=False).hear() == AuthMessage(DISABLED, b"")
 
     run(test)
@@ -141,7 +108,7 @@ def test_a_login_in_clear_is_refused_where_tls_is_required(sasl: FrontAccess, tm
         tls = front_tls(tmp_path, required=True)
         async with front(NetConfig(), HeldBookie(), tls=tls, access=sasl) as served:
             peer = await served.connect()
-            await peer.send(_BEGIN_V3)
+            await peer.send(FIRST_V3)
             assert parse_response(await peer.body()).status == pb.EUA
             assert tls.refused_connections == 1
 
@@ -159,12 +126,12 @@ def test_who_leaves_after_the_beginning_of_a_login_is_forgotten(
         async with front(config, HeldBookie(), tls=front_tls(tmp_path), access=sasl) as served:
             _, logins = made
             peer = await served.connect()
-            await peer.send(_BEGIN_V3)
+            await peer.send(FIRST_V3)
             await until(lambda: len(logins) == 1)
             peer.socket.close()
             await until(lambda: served.server.connection_count == 0)
             for _ in range(12):  # others take their places
-                await (await served.connect()).send(_BEGIN_V3)
+                await (await served.connect()).send(FIRST_V3)
             await until(lambda: served.server.evicted_connections == 8)
             await until(lambda: len(logins) == 4)
 

@@ -173,7 +173,7 @@ class NativeServer:
                 GREETING_BYTES,
                 came=lambda newcomer, _: self._spoke(newcomer),
                 left=lambda newcomer, _: self._connections.remove(newcomer),
-                late=self._logs_in_in_clear,
+                late=self._begin_in_clear,
                 late_at_once=1,
             )
         self._newcomers.start()
@@ -240,7 +240,7 @@ class NativeServer:
     def _spoke(self, newcomer: Newcomer) -> None:
         self._connections.remove(newcomer)
         if self._tls is None:
-            self._begin_in_clear(newcomer, refuses=False)
+            self._begin_in_clear(newcomer, None)
             return
         greeting = Greeting(self._tls, newcomer.socket, logs_in=self._takes_logins)
         if greeting.asks_for_tls:
@@ -250,18 +250,15 @@ class NativeServer:
             self._connections.add_newcomer(newcomer)
             self._logins.wait_for(newcomer, greeting)
         else:
-            self._begin_in_clear(newcomer, refuses=greeting.refuse_in_clear())
+            self._begin_in_clear(newcomer, greeting)
 
     @property
     def _takes_logins(self) -> bool:
         return self._access is not None and self._access.logins is not None
 
-    def _logs_in_in_clear(self, newcomer: Newcomer, greeting: Greeting) -> None:
+    def _begin_in_clear(self, newcomer: Newcomer, greeting: Greeting | None) -> None:
         self._connections.remove(newcomer)
-        self._begin_in_clear(newcomer, refuses=greeting.refuse_in_clear())
-
-    def _begin_in_clear(self, newcomer: Newcomer, *, refuses: bool) -> None:
-        connection = self._connection(refuses=refuses)
+        connection = self._connection(refuses=greeting is not None and greeting.refuse_in_clear())
         loop = asyncio.get_running_loop()
         joining = loop.create_task(loop.connect_accepted_socket(lambda: connection, newcomer.socket))
         self._joining.add(joining)

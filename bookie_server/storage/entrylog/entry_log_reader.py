@@ -119,6 +119,7 @@ class EntryLogReader:
         ``limit_bytes`` of fetched bytes. With ``at_once_bytes`` it does not wait for a disk, and raises WouldBlockError
         for what is not in the page cache, or for an entry that is larger. ``room`` is asked for the memory of each
         piece that is read. If one call suffices, its memory is the result's data."""
+        room = room or _fresh
         starts: list[Int64s] = []
         ends: list[int] = []
         parts: list[Bytes] = []
@@ -130,11 +131,12 @@ class EntryLogReader:
             if base >= limit_bytes and count:
                 break
             run = locations[first:last]
-            run = run[: _fitting(run, limit_bytes - base)]
-            region = self._read_region(run, at_once_bytes, room or _fresh)
+            if last - first > 1:
+                run = run[: _fitting(run, limit_bytes - base)]
+            region = self._read_region(run, at_once_bytes, room)
             if region is None and len(run) > 1:  # perhaps only the last of them cannot be read
                 run = run[:1]
-                region = self._read_region(run, at_once_bytes, room or _fresh)
+                region = self._read_region(run, at_once_bytes, room)
             if region is None:
                 starts.append(np.full(len(run), -1, np.int64))
             else:
@@ -231,11 +233,11 @@ def _fresh(size_bytes: int) -> Bytes:
 
 
 def _fitting(locations: Int64s, limit_bytes: int) -> int:
-    """How many of the first neighbours end within ``limit_bytes``, and at least one. Of the last one only the beginning
-    is known: it is probably as large as the one before it."""
+    """How many of the first of several neighbours end within ``limit_bytes``, and at least one. Of the last one only
+    the beginning is known: it is probably as large as the one before it."""
     end = int(locations[0]) + limit_bytes
     fitting = int(np.searchsorted(locations[1:], end, side="right"))
-    if 0 < fitting == len(locations) - 1 and 2 * int(locations[-1]) - int(locations[-2]) <= end:
+    if fitting == len(locations) - 1 and 2 * int(locations[-1]) - int(locations[-2]) <= end:
         return fitting + 1
     return max(1, fitting)
 

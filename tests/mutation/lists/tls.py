@@ -37,15 +37,15 @@ MUTATIONS: Final = (
     Mutation(
         "It may come a little later.",
         "bookie_server/net/common/entrance/front_tls.py",
-        "return self._is_login_alone",
-        "return False",
+        "self.may_ask_for_tls = bool(self._login) and",
+        "self.may_ask_for_tls = False and",
         (f"{_LOGINS}::test_a_login_may_begin_in_clear_before_start_tls",),
     ),
     Mutation(
         "Nothing but the beginning of a login may come before START_TLS.",
         "bookie_server/net/common/entrance/front_tls.py",
-        "first if logs_in and first and begins_login(first[LENGTH_BYTES:]) else",
-        "first if logs_in and first else",
+        "first if first and begins_login(first[LENGTH_BYTES:]) else",
+        "first if first else",
         (f"{_LOGINS}::test_nothing_else_may_come_in_clear_before_start_tls",),
     ),
     Mutation(

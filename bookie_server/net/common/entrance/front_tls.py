@@ -112,11 +112,11 @@ class Greeting:
             beginning = accepted.recv(GREETING_BYTES, socket.MSG_PEEK)
         except OSError:  # it is gone: whoever reads next finds out
             self.peer, beginning = "?", b""
-        first = _first_frame(beginning)
         #: The beginning of a login that came before anything else.
-        self._login = first if logs_in and first and begins_login(first[LENGTH_BYTES:]) else b""
+        self._login = _login_in(beginning) if logs_in else b""
         rest = beginning[len(self._login) :]
-        self._is_login_alone = bool(self._login) and len(rest) < wanted_bytes(rest)
+        #: Whether it has begun a login, and what comes next is not known yet.
+        self.may_ask_for_tls = bool(self._login) and len(rest) < wanted_bytes(rest)
         self._first = _first_frame(rest)
         self._txn_id = start_tls_txn_id(self._first) if self._first else None
 
@@ -124,11 +124,6 @@ class Greeting:
     def asks_for_tls(self) -> bool:
         """Whether the first frame is START_TLS, or the first behind the beginning of a login."""
         return self._txn_id is not None
-
-    @property
-    def may_ask_for_tls(self) -> bool:
-        """Whether it has begun a login, and what comes next is not known yet."""
-        return self._is_login_alone
 
     def refuse_in_clear(self) -> bool:
         """Return whether its requests must not be obeyed, because they come in clear. If so, count and log it."""
@@ -174,20 +169,16 @@ class Greeting:
 
     async def _take_early_login(self, on_early_login: Callable[[bytes], None]) -> None:
         """Take the beginning of a login from the socket, if that comes before the handshake."""
-        wanted = 1
-        while True:
-            first = await self._look(wanted)
-            if len(first) < wanted or first[0] == HANDSHAKE_RECORD:
+        wanted, beginning = 1, b""
+        while len(beginning) < wanted:
+            beginning = await self._look(wanted)
+            if len(beginning) < wanted or beginning[0] == HANDSHAKE_RECORD:
                 return
-            wanted = wanted_bytes(first)
-            if len(first) >= wanted > LENGTH_BYTES:
-                break
-            if len(first) >= wanted:
-                return  # too long to be one
-        found = first[:wanted]
-        if frame_bytes(found) == wanted and begins_login(found[LENGTH_BYTES:]):
-            self._socket.recv(wanted)
-            on_early_login(found)
+            wanted = wanted_bytes(beginning)
+        login = _login_in(beginning)
+        if login:
+            self._socket.recv(len(login))
+            on_early_login(login)
 
     async def _look(self, wanted: int) -> bytes:
         """Wait for this many bytes, or the end. Return what has arrived, and leave it in the socket."""
@@ -207,6 +198,12 @@ def _first_frame(beginning: bytes) -> bytes:
     """Return the first frame, if it is whole and short enough. Else nothing."""
     size = wanted_bytes(beginning)
     return beginning[:size] if len(beginning) >= size > LENGTH_BYTES and frame_bytes(beginning) == size else b""
+
+
+def _login_in(beginning: bytes) -> bytes:
+    """Return the first frame, if it begins a login. Else nothing."""
+    first = _first_frame(beginning)
+    return first if first and begins_login(first[LENGTH_BYTES:]) else b""
 
 
 class _NotReading(asyncio.BufferedProtocol):
