@@ -203,7 +203,8 @@ class _Bench:
                 time.sleep(self._options.pause)
                 worker.begin()
                 told.append(worker.result() | {"prepared_s": prepared_s, "ready_s": ready_s})
-            time.sleep(self._options.pause)
+                # To prepare the next one is not part of this one.
+                time.sleep(max(_BESIDE_S, self._options.pause))
             for worker in small:
                 worker.begin()
             return told, [one.result() for one in small]

@@ -187,7 +187,7 @@ class Log(LogTables):
                 f"log {self.name} was deleted and created again: its id is {self.log_id}, the batch was written for "
                 f"{request.log_id}"
             )
-        committed = self.run(commit_steps(self._paths, request, self._now_ms))
+        committed = self.run(commit_steps(self._paths, request, self._now_ms, self._log.seen_tail))
         if committed.result.warning:
             _LOG.warning("%s", committed.result.warning)
         for problem in committed.problems:

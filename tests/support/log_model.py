@@ -105,6 +105,11 @@ class Client(Session):
         super().__init__(zk, rng, Weather(metadata=fault_rate))
 
     def perform(self, action: Action) -> Event:
+        event = self._perform(action)
+        self.ask_next()
+        return event
+
+    def _perform(self, action: Action) -> Event:
         match action:
             case Sync() | Read() | ListChildren():
                 return self.read(action).event

@@ -244,6 +244,11 @@ class ReapWorld:
         return self.now_ms
 
     def perform(self, session: Session, action: Action) -> Event | InSession:
+        event = self._perform(session, action)
+        session.ask_next()
+        return event
+
+    def _perform(self, session: Session, action: Action) -> Event | InSession:
         match action:
             case Sync() | Read() | ListChildren():
                 return session.read(action)

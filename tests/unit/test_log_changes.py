@@ -5,11 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
 from bk_spark.log import CommitMessage, CommitRequest, CommitResult, CommitStatus, LedgerRange
-from bk_spark.log.core.changes import MAX_CONFLICTS_MS, MAX_UNAVAILABLE, MAX_UNCHANGED, MIN_CONFLICTS, change_steps
+from bk_spark.log.core import applications
+from bk_spark.log.core.changes import (
+    MAX_CONFLICTS_MS,
+    MAX_UNAVAILABLE,
+    MAX_UNCHANGED,
+    MIN_CONFLICTS,
+    SeenTail,
+    change_steps,
+)
 from bk_spark.log.core.commit import BatchCommit
 from bk_spark.log.core.steps import (
     Action,
@@ -20,12 +29,12 @@ from bk_spark.log.core.steps import (
     ReadTimer,
     ReleaseLock,
     Steps,
-    Sync,
     TakeLock,
     TimerRead,
     Transact,
     Unavailable,
 )
+from bk_spark.log.formats import page
 from bk_spark.log.formats.znodes import LedgerRegistration, encode_registration
 from bk_spark.protocol.errors import (
     LedgerRefusedError,
@@ -40,7 +49,7 @@ APP = "clicks"
 LEDGERS = {"r0": (1000, 1001), "r1": (1010, 1011)}
 
 
-def commit_steps(run: str, batch_id: int, now_ms: int) -> Steps[CommitResult]:
+def commit_steps(run: str, batch_id: int, now_ms: int, seen: SeenTail | None = None) -> Steps[CommitResult]:
     """A batch of two tasks with five entries each."""
     first = batch_id * 10 + 1
     messages = tuple(
@@ -48,7 +57,7 @@ def commit_steps(run: str, batch_id: int, now_ms: int) -> Steps[CommitResult]:
         for task, ledger_id in enumerate(LEDGERS[run])
     )
     request = CommitRequest(LOG_ID, APP, run, "query", batch_id, messages)
-    return change_steps(BatchCommit(PATHS, request), lambda: now_ms)
+    return change_steps(BatchCommit(PATHS, request), lambda: now_ms, seen)
 
 
 @pytest.fixture
@@ -164,6 +173,71 @@ def test_s7_another_attempt_reads_only_what_may_have_changed(zk: ModelLog, clien
     assert read[3:] == [(*again, PATHS.lock), again, again], "one reading for each attempt; without the lock while held"
 
 
+def test_a_commit_reads_all_at_once_with_the_tail_page_of_the_one_before(zk: ModelLog, client: Client) -> None:
+    seen = SeenTail()
+    done: list[Action] = []
+
+    def perform(action: Action) -> Event:
+        done.append(action)
+        return client.perform(action)
+
+    run_to_end(commit_steps("r0", 0, 5, seen), client, perform)
+    assert [type(action) for action in done] == [Read, Read, Read, Transact]
+    done.clear()
+    run_to_end(commit_steps("r0", 1, 6, seen), client, perform)
+    assert [type(action) for action in done] == [Read, Transact]
+    assert done[0] == Read(
+        (PATHS.head, PATHS.app(APP), PATHS.run(APP, "r0"), PATHS.page(0), PATHS.lock), after_sync=True
+    )
+    assert len(zk.segments()) == 4
+
+
+@pytest.mark.parametrize("number", [99, 0], ids=["a page that is not there", "an earlier page"])
+def test_another_page_than_the_tail_s_may_be_read_ahead(
+    zk: ModelLog, client: Client, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Others have filled pages since, or retention has removed them."""
+    monkeypatch.setattr(page, "MAX_PAGE_BYTES", 64)
+    monkeypatch.setattr(page, "_FULL_BYTES", 50)
+    for batch_id in range(4):
+        run_to_end(commit_steps("r0", batch_id, 5), client)
+    seen = SeenTail(PATHS.page(number))
+    assert run_to_end(commit_steps("r0", 4, 5, seen), client).status is CommitStatus.COMMITTED
+    tail = max(range(99), key=lambda each: (zk.read(PATHS.page(each)) is not None, each))
+    assert tail > 0
+    assert seen.path == PATHS.page(tail)
+    assert len(zk.segments()) == 10
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_s7_another_attempt_checks_ledgers_again_only_if_its_run_or_application_changed(
+    zk: ModelLog, client: Client, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    checked = 0
+
+    def check(*arguments: Any) -> applications.CheckedLedgers:
+        nonlocal checked
+        checked += 1
+        return check_ledgers(*arguments)
+
+    check_ledgers = applications.check_ledgers
+    monkeypatch.setattr(applications, "check_ledgers", check)
+    sent = 0
+
+    def perform(action: Action) -> Event:
+        nonlocal sent
+        if isinstance(action, Transact):
+            sent += 1
+            if sent == 1:
+                others_commit(zk)
+                zk.transact([SetOp(PATHS.run(APP, "r0"), b"", 0)] if changed else [])
+        return client.perform(action)
+
+    assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.COMMITTED
+    # The first call of a state asks for its registrations.
+    assert (sent, checked) == (2, 4 if changed else 2)
+
+
 @pytest.mark.parametrize("how", ["written", "made again"])
 def test_s7_registrations_are_read_again_where_the_runs_znode_is_another(
     zk: ModelLog, client: Client, how: str
@@ -242,10 +316,10 @@ def test_a_zookeeper_that_stays_away_is_given_up_with_what_is_known(zk: ModelLog
 
     def perform(action: Action) -> Event:
         seen.append(type(action))
-        if Transact in seen and isinstance(action, Transact):
+        if isinstance(action, Transact):
             return OutcomeUnknown("broken")
-        if not sent or Transact in seen:
-            return Unavailable("away") if isinstance(action, Sync) else client.perform(action)
+        if isinstance(action, Read) and action.after_sync and (not sent or Transact in seen):
+            return Unavailable("away")
         return client.perform(action)
 
     error = OutcomeUnknownError if sent else MetadataUnavailableError
@@ -253,5 +327,5 @@ def test_a_zookeeper_that_stays_away_is_given_up_with_what_is_known(zk: ModelLog
         run_to_end(commit_steps("r0", 0, 5), client, perform)
     assert isinstance(caught.value, OutcomeUnknownError) == sent
     assert seen.count(Transact) == sent, "nothing is sent again before it was read"
-    assert seen.count(Sync) <= MAX_UNAVAILABLE + 2
+    assert seen[seen.index(Transact) if sent else 0 :].count(Read) == MAX_UNAVAILABLE + (not sent)
     assert zk.segments() == []

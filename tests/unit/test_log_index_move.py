@@ -95,7 +95,7 @@ class IndexClient(Client):
         super().__init__(world, rng, fault_rate)
         self.world, self.rng, self.rate = world, rng, fault_rate
 
-    def perform(self, action: Action) -> Event:
+    def _perform(self, action: Action) -> Event:
         match action:
             case WriteLedger(register, entries):
                 self.world.next_ledger += 1
@@ -114,7 +114,7 @@ class IndexClient(Client):
                 except NoSuchLedgerError as error:
                     return Failed(error)
             case _:
-                return super().perform(action)
+                return super()._perform(action)
 
 
 def walk_of(world: World, head: Head) -> IndexWalk:

@@ -148,6 +148,22 @@ def test_a_reading_in_another_session_than_that_of_the_sync_is_unavailable() -> 
         found,
     ]
 
+    def reads() -> object:
+        return [(yield Read(("/a",), after_sync=True)), (yield Read(("/a",)))]
+
+    for sessions, expected in (
+        (((1, 1), (1, 1)), [found, found]),
+        (((1, 2), (2, 2)), [Unavailable("the session with ZooKeeper ended")] * 2),
+        (((1, 1), (2, 2)), [found, Unavailable("the session with ZooKeeper ended")]),
+    ):
+        machine = LogMachine(reads())  # type: ignore[arg-type]
+        for before, after in sessions:
+            (action,) = machine.take_actions()
+            assert isinstance(action, Read)
+            machine.handle(InSession(action, found, before, after))
+        assert machine.outcome is not None
+        assert machine.outcome.result == expected  # type: ignore[union-attr]
+
     machine = LogMachine(steps())  # type: ignore[arg-type]
     (action,) = machine.take_actions()
     assert isinstance(action, Sync)

@@ -198,12 +198,19 @@ class ZooKeeper:
             return None
         return _znode(data, stat)
 
-    def get_many(self, paths: Sequence[str], watch: WatchCallback | None = None) -> dict[str, Znode | None]:
-        """Do :meth:`get` for each path, pipelined. The server answers in this order, one after another."""
+    def get_many(
+        self, paths: Sequence[str], watch: WatchCallback | None = None, *, sync: bool = False
+    ) -> dict[str, Znode | None]:
+        """Do :meth:`get` for each path, pipelined. The server answers in this order, one after another.
+
+        With ``sync``, :meth:`sync` goes ahead of them. If the session is another one afterwards, its server may be
+        behind.
+        """
         found: dict[str, Znode | None] = {}
         for start in range(0, len(paths), _PIPELINED):
             part = paths[start : start + _PIPELINED]
-            found.update(zip(part, self._read(functools.partial(_Answers, self._client, part, watch)), strict=True))
+            ask = functools.partial(_Answers, self._client, part, watch, sync=sync and start == 0)
+            found.update(zip(part, self._read(ask), strict=True))
         return found
 
     def exists(self, path: str, watch: WatchCallback | None = None) -> Znode | None:

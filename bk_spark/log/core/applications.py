@@ -16,7 +16,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
-from bk_spark.log.core.plan import Readings
+from bk_spark.log.core.plan import Readings, is_unchanged
 from bk_spark.log.formats.message import CommitRequest
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.znodes import (
@@ -26,7 +26,7 @@ from bk_spark.log.formats.znodes import (
     encode_registration,
 )
 from bk_spark.protocol.errors import BatchRefusedError, LedgerRefusedError, RunRetiredError
-from bk_spark.protocol.metadata.znodes import SetOp, TransactionOp
+from bk_spark.protocol.metadata.znodes import SetOp, TransactionOp, Znode
 
 #: Ledgers in use that an application keeps, in addition to those of its last batch.
 IN_USE_KEPT: Final = 256
@@ -173,6 +173,28 @@ def check_ledgers(
     after = {ledger_id: last for ledger_id, last in in_use.items() if ledger_id not in named}
     operations = _move(readings, {path_of(ledger_id): after.pop(ledger_id) for ledger_id in moved})
     return CheckedLedgers(after | {ledger_id: last_entries[ledger_id] for ledger_id in named}, operations)
+
+
+class LedgerChecks:
+    """:func:`check_ledgers` in all attempts of one commit.
+
+    It depends on the application's znode, and on registrations, which the run's znode covers. While neither znode has
+    changed, the result of an earlier attempt is still right, and 5,000 registrations need not be compared again.
+    """
+
+    def __init__(self) -> None:
+        self._found: CheckedLedgers | None = None
+        #: The application's and the run's, at that time.
+        self._znodes: tuple[Znode | None, Znode | None] = (None, None)
+
+    def check(
+        self, readings: Readings, paths: LogPaths, application: Application | None, request: CommitRequest
+    ) -> CheckedLedgers:
+        """Do :func:`check_ledgers`, if necessary."""
+        znodes = (readings.get(paths.app(request.app)), readings.get(paths.run(request.app, request.run)))
+        if self._found is None or not all(map(is_unchanged, self._znodes, znodes)):
+            self._found, self._znodes = check_ledgers(readings, paths, application, request), znodes
+        return self._found
 
 
 def advance(

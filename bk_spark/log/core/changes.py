@@ -35,6 +35,7 @@ from bk_spark.log.core.plan import (
     Readings,
     Stale,
     StaleError,
+    is_unchanged,
 )
 from bk_spark.log.core.steps import (
     Closed,
@@ -50,7 +51,6 @@ from bk_spark.log.core.steps import (
     RecoverLedger,
     ReleaseLock,
     Steps,
-    Sync,
     TakeLock,
     TimerRead,
     Transact,
@@ -74,7 +74,7 @@ MAX_UNCHANGED: Final = 20
 CONFLICTS_BEFORE_LOCK: Final = 2
 #: Consecutive failures, each after the session's own timeout for one call.
 MAX_UNAVAILABLE: Final = 5
-CONFLICT_PAUSE_MS: Final = 20
+CONFLICT_PAUSE_MS: Final = 4
 UNAVAILABLE_PAUSE_MS: Final = 250
 
 _T = TypeVar("_T")
@@ -119,14 +119,29 @@ def step_of(
         return Stale(str(stale))
 
 
-def change_steps(change: Change[_T], now_ms: Callable[[], int]) -> Steps[_T]:
-    """Make ``change``. ``now_ms`` returns the cluster's time, or slightly less (after a ``Sync``).
+@dataclass(slots=True)
+class SeenTail:
+    """The tail page in a process's last change of a log. The next one reads it together with the head, which saves a
+    round trip. It may be any page: a decision asks for the one that the head names."""
+
+    path: str | None = None
+
+    def note(self, paths: LogPaths, read: Iterable[str]) -> None:
+        """Keep the last page of those ``read`` for a decision."""
+        pages = [path for path in read if path.startswith(f"{paths.pages}/")]
+        if pages:
+            self.path = pages[-1]
+
+
+def change_steps(change: Change[_T], now_ms: Callable[[], int], seen: SeenTail | None = None) -> Steps[_T]:
+    """Make ``change``. ``now_ms`` returns the cluster's time, or slightly less (after a ``Sync``). ``seen`` is the same
+    in all changes of a process to one log.
 
     Raises the errors of :meth:`Change.decide`, the ledger client's error if a ledger cannot be closed,
     MetadataConflictError after too many conflicts, MetadataUnavailableError if ZooKeeper stays unavailable, and
     OutcomeUnknownError if ZooKeeper became unavailable after a transaction was sent.
     """
-    attempts = _Attempts(change, now_ms)
+    attempts = _Attempts(change, now_ms, seen or SeenTail())
     try:
         result = yield from attempts.until_done()
     except Exception:
@@ -150,6 +165,7 @@ class _Kept:
 class _Attempts(Generic[_T]):
     change: Change[_T]
     now_ms: Callable[[], int]
+    seen: SeenTail
     asked_for_lock: bool = False
     #: The result of a transaction with an unknown outcome.
     maybe: _T | None = None
@@ -216,19 +232,16 @@ class _Attempts(Generic[_T]):
 
     def decide(self) -> Steps[AlreadyDone[_T] | Plan[_T] | Stale | Unavailable]:
         """Make one attempt, until there is something to send."""
-        event = yield Sync(self.change.paths.head)
+        znodes: dict[str, Znode | None] = {}
+        event = yield from self._read_first(znodes)
         if isinstance(event, Unavailable):
             return event
-        znodes: dict[str, Znode | None] = {}
-        self.others_first = False
         while True:
             readings = Readings(znodes, self.ends)
             step = step_of(self.change, readings, self.now_ms(), self.maybe)
             if isinstance(step, Need):
                 by = None if step.covered_by is None else znodes[step.covered_by]
-                event = yield from (
-                    self._read(step.paths, znodes) if by is None else self._read_covered(step, by, znodes)
-                )
+                event = yield from (_read(step.paths, znodes) if by is None else self._read_covered(step, by, znodes))
                 if isinstance(event, Unavailable):
                     return event
                 continue
@@ -238,6 +251,7 @@ class _Attempts(Generic[_T]):
                     continue
                 step = gone
             self.last_read = {path: znodes[path] for path in readings.used if path in znodes}
+            self.seen.note(self.change.paths, self.last_read)
             return step
 
     def _close(self, ledger_id: int) -> Steps[Stale | None]:
@@ -259,37 +273,33 @@ class _Attempts(Generic[_T]):
         self.ends[ledger_id] = event
         return None
 
-    def _read(self, paths: Iterable[str], znodes: dict[str, Znode | None]) -> Steps[Event]:
-        """Read znodes. The first read of an attempt fetches all that the last attempt needed, in the same order."""
-        lock = self.change.paths.lock
-        names = tuple(paths)
-        if not znodes:
-            names = tuple(dict.fromkeys((*names, *self.last_read)))
-            if not self.asked_for_lock:
-                names = (*names, lock)
-        event = yield Read(names)
+    def _read_first(self, znodes: dict[str, Znode | None]) -> Steps[Event]:
+        """Sync, and read what is needed first, all that the last attempt needed, in the same order, and the lock."""
+        need = step_of(self.change, Readings({}), 0)
+        assert isinstance(need, Need), f"{self.change.what} is decided before anything was read"
+        lock = () if self.asked_for_lock else (self.change.paths.lock,)
+        tail = () if self.seen.path is None else (self.seen.path,)
+        names = dict.fromkeys((*need.paths, *self.last_read, *tail))
+        event = yield Read((*names, *lock), after_sync=True)
         if isinstance(event, Found):
-            found = dict(event.znodes)
-            if not znodes and not self.asked_for_lock:
-                queue = found.pop(lock, None)
-                self.others_first = queue is not None and queue.children > 0
-            znodes.update(found)
+            queue = event.znodes[lock[0]] if lock else None
+            self.others_first = queue is not None and queue.children > 0
+            znodes.update((name, event.znodes[name]) for name in names)
         return event
 
     def _read_covered(self, need: Need, by: Znode, znodes: dict[str, Znode | None]) -> Steps[Event]:
         """Read the covered znodes that are not known from an earlier attempt."""
         assert need.covered_by is not None
         kept = self.kept.get(need.covered_by)
-        if kept is None or not still_covers(kept.by, by):
+        if kept is None or not is_unchanged(kept.by, by):
             kept = self.kept[need.covered_by] = _Kept(by, {})
         known = {path: kept.znodes[path] for path in need.paths if path in kept.znodes}
         znodes.update(known)
         rest = tuple(path for path in need.paths if path not in known)
         if not rest:
             return Done()
-        event = yield Read(rest)
+        event = yield from _read(rest, znodes)
         if isinstance(event, Found):
-            znodes.update(event.znodes)
             # A missing znode may be created at any time without a change of the covering one.
             kept.znodes.update((path, znode) for path, znode in event.znodes.items() if znode is not None)
         return event
@@ -312,17 +322,16 @@ class _Attempts(Generic[_T]):
         )
 
 
-def still_covers(then: Znode, now: Znode) -> bool:
-    """Whether the znode was neither written nor created again between the two reads."""
-    return (then.created_zxid, then.version) == (now.created_zxid, now.version)
+def _read(paths: tuple[str, ...], znodes: dict[str, Znode | None]) -> Steps[Event]:
+    event = yield Read(paths)
+    if isinstance(event, Found):
+        znodes.update(event.znodes)
+    return event
 
 
 def _same(before: Mapping[str, Znode | None], after: Mapping[str, Znode | None]) -> bool:
     """Whether two attempts read the same state."""
-    return before.keys() == after.keys() and all(
-        (one := before[path]) is other or (one is not None and other is not None and still_covers(one, other))
-        for path, other in after.items()
-    )
+    return before.keys() == after.keys() and all(is_unchanged(before[path], znode) for path, znode in after.items())
 
 
 def _writes(plan: Plan[_T], path: str) -> bool:

@@ -27,8 +27,8 @@ from typing import Final
 
 from bk_spark.log.core.append import Append, plan_append, read_head
 from bk_spark.log.core.applications import (
+    LedgerChecks,
     advance,
-    check_ledgers,
     check_run,
     is_done,
     told_of_beginning,
@@ -55,6 +55,7 @@ class BatchCommit:
         self.paths = paths
         self._request = request
         self._segments = SegmentTable.of(_segments(request.ranges))
+        self._checks = LedgerChecks()
 
     @property
     def what(self) -> str:
@@ -73,7 +74,7 @@ class BatchCommit:
         """Raises NoSuchLogError, LogReplacedError, RunRetiredError, BatchRefusedError, LedgerRefusedError,
         LogTailOpenError, InvalidArgumentError if the log's schema cannot hold the rows, and MetadataFormatError if a
         znode cannot be decoded."""
-        return _decide(readings, self.paths, self._request, self._segments, now_ms, maybe)
+        return _decide(readings, self.paths, self._request, self._segments, self._checks, now_ms, maybe)
 
 
 def _decide(
@@ -81,6 +82,7 @@ def _decide(
     paths: LogPaths,
     request: CommitRequest,
     segments: SegmentTable,
+    checks: LedgerChecks,
     now_ms: int,
     maybe: CommitResult | None,
 ) -> AlreadyDone[CommitResult] | Plan[CommitResult]:
@@ -99,7 +101,7 @@ def _decide(
         raise LedgerRefusedError(
             f"log {paths.name}: no ledger is registered for application {request.app!r}, run {request.run}"
         )
-    ledgers = check_ledgers(readings, paths, application, request)
+    ledgers = checks.check(readings, paths, application, request)
     run_operations: tuple[TransactionOp, ...] = ()
     if run is not None and ledgers.operations:
         run_operations = (SetOp(run_path, run.data, run.version),)

@@ -120,6 +120,13 @@ def write_over(path: str, data: bytes, read: Znode | None) -> CreateOp | SetOp:
     return CreateOp(path, data) if read is None else SetOp(path, data, read.version)
 
 
+def is_unchanged(then: Znode | None, now: Znode | None) -> bool:
+    """Whether a znode was neither written nor created again between two reads."""
+    if then is None or now is None:
+        return then is now
+    return (then.created_zxid, then.version) == (now.created_zxid, now.version)
+
+
 class Readings:
     """What is known so far: path -> znode (None if there is none), and the ends of ledgers recovered for this
     decision."""

@@ -52,9 +52,9 @@ def sync_steps(paths: LogPaths) -> Steps[None]:
 
 def head_steps(paths: LogPaths) -> Steps[ReadHead]:
     """Read the current head. Also raises NoSuchLogError, LogReplacedError, MetadataFormatError."""
-    yield from sync_steps(paths)
-    znodes = yield from read_steps(paths, (paths.head,))
-    return head_of(znodes[paths.head], paths)
+    event = yield from _until_answered(paths, Read((paths.head,), after_sync=True))
+    assert isinstance(event, Found), event
+    return head_of(event.znodes[paths.head], paths)
 
 
 def read_steps(paths: LogPaths, names: tuple[str, ...]) -> Steps[Mapping[str, Znode | None]]:

@@ -6,7 +6,7 @@ The steps of a machine are a generator. It yields actions and receives one event
 action         meaning                                        events
 ============== ============================================== ==============================================
 Sync           bring the server and the clock up to date      Done, Unavailable
-Read           read znodes, one after another                 Found, Unavailable
+Read           read znodes, one after another, or sync and read Found, Unavailable
 ListChildren   names of a znode's children                    Listed, Unavailable
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
 TakeLock       wait for the log's advisory lock               Done (even if it was not acquired)
@@ -29,7 +29,8 @@ Warn           log a warning                                  Done
 
 Log writers have more actions, in :mod:`bk_spark.log.core.tail.writer_actions`.
 
-After ``Sync`` a machine may ask for the time: its ``now_ms`` returns the cluster's Unix time, or slightly less.
+After ``Sync``, or a ``Read`` with it, a machine may ask for the time: its ``now_ms`` returns the cluster's Unix time,
+or slightly less.
 
 Performers answer ``Sync``, ``Read`` and ``ListChildren`` with :class:`InSession`.
 
@@ -98,9 +99,11 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read these znodes in this order. They need not be consistent with each other."""
+    """Read these znodes in this order. They need not be consistent with each other. ``after_sync``: do all of ``Sync``
+    first, without waiting for its answer."""
 
     paths: tuple[str, ...]
+    after_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +389,6 @@ class LogMachine(StepMachine[Action, Event, R]):
         super().handle(self._held_to_session(event) if isinstance(event, InSession) else event)
 
     def _held_to_session(self, answer: InSession) -> Event:
-        if isinstance(answer.action, Sync):
+        if isinstance(answer.action, Sync) or (isinstance(answer.action, Read) and answer.action.after_sync):
             self._session = answer.before
         return answer.event if answer.after == self._session else Unavailable("the session with ZooKeeper ended")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bk_spark.log.core.changes import change_steps
+from bk_spark.log.core.changes import SeenTail, change_steps
 from bk_spark.log.core.commit import BatchCommit
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.reading import children_steps
@@ -30,13 +30,16 @@ class Committed:
     problems: tuple[str, ...]
 
 
-def commit_steps(paths: LogPaths, request: CommitRequest, now_ms: Callable[[], int]) -> Steps[Committed]:
-    """Commit the batch, then take over from the runs that it retired.
+def commit_steps(
+    paths: LogPaths, request: CommitRequest, now_ms: Callable[[], int], seen: SeenTail | None = None
+) -> Steps[Committed]:
+    """Commit the batch, then take over from the runs that it retired. ``seen``: see
+    :func:`bk_spark.log.core.changes.change_steps`.
 
     Raises the errors of :meth:`bk_spark.log.core.commit.BatchCommit.decide` and
     :func:`bk_spark.log.core.changes.change_steps`. Nothing after the commit raises.
     """
-    result = yield from change_steps(BatchCommit(paths, request), now_ms)
+    result = yield from change_steps(BatchCommit(paths, request), now_ms, seen)
     problems: list[str] = []
     for run in result.retired_runs:
         try:

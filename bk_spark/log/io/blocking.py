@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from bk_spark.bookie.metadata.zookeeper import ZooKeeper
 from bk_spark.bookie.runners import run_blocking
-from bk_spark.log.core.changes import Change, change_steps
+from bk_spark.log.core.changes import Change, SeenTail, change_steps
 from bk_spark.log.core.steps import (
     AbandonLedger,
     Action,
@@ -101,6 +101,7 @@ class BlockingLog:
         self.settings = settings
         self.now_ms = now_ms
         self.pages = PageReader(zk, paths, ledgers)
+        self.seen_tail = SeenTail()
         self._ledgers = ledgers
 
     @property
@@ -136,7 +137,7 @@ class BlockingLog:
 
     def change(self, change: Change[_T]) -> _T:
         """Make one change. Raises what :func:`bk_spark.log.core.changes.change_steps` raises."""
-        return self.run(change_steps(change, self.now_ms))
+        return self.run(change_steps(change, self.now_ms, self.seen_tail))
 
 
 class _Performer:
@@ -184,17 +185,22 @@ class _Performer:
         try:
             match action:
                 case Sync(path):
+                    self._learn_time()
                     zk.sync(path)
-                    if not zk.clock.is_fresh(zk.session_id):
-                        zk.measure_time(self._log.paths.clock)
                     return Done()
-                case Read(names):
-                    return Found(zk.get_many(names))
+                case Read(names, after_sync):
+                    if after_sync:
+                        self._learn_time()
+                    return Found(zk.get_many(names, sync=after_sync))
                 case ListChildren(path):
                     children = zk.children(path)
                     return Listed(None if children is None else tuple(children))
         except MetadataUnavailableError as error:
             return Unavailable(str(error))
+
+    def _learn_time(self) -> None:
+        if not self._zk.clock.is_fresh(self._zk.session_id):
+            self._zk.measure_time(self._log.paths.clock)
 
     def _measure_clock(self) -> Event:
         try:

@@ -232,13 +232,37 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "A covering znode that was created again covers nothing.",
-        "bk_spark/log/core/changes.py",
+        "bk_spark/log/core/plan.py",
         "return (then.created_zxid, then.version) == (now.created_zxid, now.version)",
         "return then.version == now.version",
         (
             "tests/unit/test_log_changes.py::"
             "test_s7_registrations_are_read_again_where_the_runs_znode_is_another[made again]",
         ),
+    ),
+    Mutation(
+        "A change of a run's znode lets its ledgers be checked again.",
+        "bk_spark/log/core/applications.py",
+        "not all(map(is_unchanged, self._znodes, znodes))",
+        "not is_unchanged(self._znodes[0], znodes[0])",
+        (
+            "tests/unit/test_log_changes.py::"
+            "test_s7_registrations_are_read_again_where_the_runs_znode_is_another[written]",
+        ),
+    ),
+    Mutation(
+        "The first read of an attempt sees all that was acknowledged before it.",
+        "bk_spark/log/core/changes.py",
+        "yield Read((*names, *lock), after_sync=True)",
+        "yield Read((*names, *lock))",
+        ("tests/simulation/logs/test_log_scenarios.py",),
+    ),
+    Mutation(
+        "A read after a sync belongs to the session in which both began.",
+        "bk_spark/log/core/steps.py",
+        "isinstance(answer.action, Sync) or (isinstance(answer.action, Read) and answer.action.after_sync)",
+        "isinstance(answer.action, Sync)",
+        ("tests/unit/test_log_takeover.py::test_a_reading_in_another_session_than_that_of_the_sync_is_unavailable",),
     ),
     Mutation(
         "The lock is given back when a change fails.",

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from bk_spark.bookie.metadata.cluster_clock import ClusterClock
 from bk_spark.log.core import applications, changes, commit, index_move, steps, takeover
 from bk_spark.log.core.append import read_tail
-from bk_spark.log.core.changes import Change
+from bk_spark.log.core.changes import Change, SeenTail
 from bk_spark.log.core.plan import Plan, Readings
 from bk_spark.log.core.readers import follow, read_range
 from bk_spark.log.core.readers.reader_actions import LookAtTail, TakeList
@@ -108,9 +108,9 @@ def lost_replies_are_answered_by_sending_again(stack: ExitStack) -> None:
             event = yield Transact(operations)
         return event
 
-    def change_steps(change: Change[Any], now_ms: Callable[[], int]) -> Steps[Any]:
+    def change_steps(change: Change[Any], now_ms: Callable[[], int], seen: SeenTail | None = None) -> Steps[Any]:
         for _ in range(changes.MIN_CONFLICTS):
-            step = yield from changes._Attempts(change, now_ms).decide()
+            step = yield from changes._Attempts(change, now_ms, seen or SeenTail()).decide()
             if isinstance(step, Plan):
                 for operations in step.preparations:
                     yield from resend(operations)
@@ -149,7 +149,7 @@ def ranges_are_not_compared(stack: ExitStack) -> None:
     def unchecked(readings: Readings, paths: LogPaths, application: Any, request: CommitRequest) -> Any:
         return check(readings, paths, application and replace(application, in_use={}), request)
 
-    stack.enter_context(patch.object(commit, "check_ledgers", unchecked))
+    stack.enter_context(patch.object(applications, "check_ledgers", unchecked))
 
 
 def _never_condemned(data: bytes, path: str) -> LedgerRegistration:
@@ -174,7 +174,8 @@ def the_run_is_not_checked(stack: ExitStack) -> None:
 
 def registrations_are_kept_whatever_becomes_of_their_run(stack: ExitStack) -> None:
     """A retry believes what the first attempt read, though the run's znode was written since."""
-    stack.enter_context(patch.object(changes, "still_covers", lambda then, now: True))
+    for module in (changes, applications):
+        stack.enter_context(patch.object(module, "is_unchanged", lambda then, now: True))
 
 
 def messages_are_taken_as_they_come(stack: ExitStack) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from bk_spark.log.core.applications import check_run
+from bk_spark.log.core.changes import SeenTail
 from bk_spark.log.core.plan import CommitResult
 from bk_spark.log.core.registrations import registrar
 from bk_spark.log.core.steps import (
@@ -245,6 +246,7 @@ class Driver(Actor):
     def __init__(self, world: World, name: str, query: Query) -> None:
         super().__init__(world, name)
         self.query = query
+        self.seen_tail = SeenTail()
         self.run = name.replace("/", "-")
         self.workers: list[Worker] = []
         self.results: list[CommitResult] = []
@@ -307,7 +309,7 @@ class Driver(Actor):
         paths = self.query.paths
         for tries_left in (1, 0):
             try:
-                result = (yield from commit_steps(paths, request, self.now_ms)).result
+                result = (yield from commit_steps(paths, request, self.now_ms, self.seen_tail)).result
                 break
             except OutcomeUnknownError:
                 # "The same batch may be committed again at any time, and is appended once."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -19,6 +19,7 @@ import pytest
 
 from bk_spark.log import CommitMessage, CommitRequest, LedgerRange
 from bk_spark.log.core import changes
+from bk_spark.log.core.applications import LedgerChecks, check_ledgers
 from bk_spark.log.core.changes import change_steps
 from bk_spark.log.core.commit import BatchCommit
 from bk_spark.log.core.steps import (
@@ -260,7 +261,10 @@ def no_one_waits_for_others() -> AbstractContextManager[Any]:
 
 
 def registrations_are_read_each_time() -> AbstractContextManager[Any]:
-    return patch.object(changes, "still_covers", lambda then, now: False)
+    stack = ExitStack()
+    stack.enter_context(patch.object(changes, "is_unchanged", lambda then, now: False))
+    stack.enter_context(patch.object(LedgerChecks, "check", lambda self, *arguments: check_ledgers(*arguments)))
+    return stack
 
 
 def test_s7_without_newcomers_that_wait_it_would_starve(alone_ms: float) -> None:

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from bk_spark.log.core.steps import Sync
+from bk_spark.log.core.steps import Read
 from bk_spark.log.formats import page
 from bk_spark.protocol.metadata.znodes import CreateOp
 from tests.simulation.logs import mutants
@@ -63,7 +63,7 @@ def _move_that_stops(world: World) -> IndexMover:
     mover = IndexMover(world, "mover", world.paths)
     world.add(mover)
     ledgers = len(world.ledgers.all)
-    world.advance(mover, lambda action: isinstance(action, Sync) and len(world.ledgers.all) > ledgers)
+    world.advance(mover, lambda action: isinstance(action, Read) and len(world.ledgers.all) > ledgers)
     world.pass_time(HOUR_MS)
     reaper = Reaper(world, "reaper", world.paths)
     world.add(reaper)

@@ -16,6 +16,7 @@ from bk_spark.log.core.steps import (
     Action,
     Conflict,
     Done,
+    Found,
     InSession,
     LimitTime,
     ListChildren,
@@ -212,8 +213,11 @@ class World:
     def perform(self, actor: Actor, action: Action | Wait) -> Any:
         actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
         answer = self._perform(actor.session, action)
+        actor.session.ask_next()
         event = answer.event if isinstance(answer, InSession) else answer
-        if isinstance(event, Done) and isinstance(action, Sync):
+        if isinstance(event, Done | Found) and (
+            isinstance(action, Sync) or (isinstance(action, Read) and action.after_sync)
+        ):
             actor.clock.measure(actor.session.session)
         elif isinstance(event, Done) and isinstance(action, Transact | MeasureClock):
             actor.clock.note(actor.session.session)

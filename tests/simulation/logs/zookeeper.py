@@ -88,6 +88,8 @@ class Session:
         #: Of the transactions to come.
         self.origin = Origin()
         self.session = zk.new_session()
+        #: The state and the time when the process sent its current request: both of the end of the one before.
+        self._asked_zxid, self._asked_ms = zk.zxid, zk.now_ms()
         self.lost_replies = 0
         #: The fate of the next transaction (one of FATES), if it is not drawn.
         self.next_fate = ""
@@ -95,6 +97,10 @@ class Session:
     def read(self, action: Sync | Read | ListChildren) -> InSession:
         self._renew()
         return InSession(action, self._read(action), self.session, self.session)
+
+    def ask_next(self) -> None:
+        """The process sends its next request now. It takes effect between now and its answer."""
+        self._asked_zxid, self._asked_ms = self.zk.zxid, self.zk.now_ms()
 
     def look(self, action: Look) -> Event:
         self._renew()
@@ -105,13 +111,19 @@ class Session:
             return Unavailable("model")
         match action:
             case Sync():
-                self._view = self.synced_zxid = self.zk.zxid
-                self.synced_ms = self.zk.now_ms()
+                self._sync(self.zk.zxid)
                 return Done()
             case Look(paths) | Read(paths):
+                if isinstance(action, Read) and action.after_sync:
+                    self._sync(self._random.randint(self._asked_zxid, self.zk.zxid))
                 return Found({path: self.zk.read(path, self._look()) for path in paths})
             case ListChildren(path):
                 return Listed(self.zk.children(path, self._look()))
+
+    def _sync(self, zxid: int) -> None:
+        self.synced_zxid = zxid
+        self._view = max(self._view, zxid)
+        self.synced_ms = self.zk.now_ms() if zxid == self.zk.zxid else self._asked_ms
 
     def transact(self, operations: tuple[TransactionOp, ...]) -> Event:
         self._renew()
@@ -153,4 +165,5 @@ class Session:
         if not self.zk.is_alive(self.session):
             self.session = self.zk.new_session()
             behind = max(0, self.zk.zxid - MOST_LAG)
+            self.ask_next()
             self._view = behind if self.zk.lags_most else self._random.randint(behind, self.zk.zxid)
