@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+from unittest.mock import patch
 
 import pytest
 
 from bk_spark.protocol.codes import DigestType
+from bk_spark.protocol.entries import entry
 from bk_spark.protocol.entries.digest import digest_function
 from bk_spark.protocol.entries.entry import EntryBlock, pack_entry, verify_records, verify_stored
 from bk_spark.protocol.errors import DigestMismatchError, WireFormatError
@@ -29,8 +31,16 @@ def records_of(stored: list[bytes]) -> bytes:
     return b"".join(struct.pack(">I", len(one)) + one for one in stored)
 
 
-def verify(records: bytes | memoryview, digest_type: DigestType, first: int = 0) -> EntryBlock:
-    return verify_records(memoryview(records), LEDGER, first, digest_type, digest_function(digest_type, b"pw"))
+def verify(records: bytes | bytearray | memoryview, digest_type: DigestType, first: int = 0) -> EntryBlock:
+    """Verify copies of ``records``: one stays as it is, in the other payloads are moved together."""
+    digest = digest_function(digest_type, b"pw")
+    block = verify_records(memoryview(records), LEDGER, first, digest_type, digest)
+    with patch.multiple(entry, _MOVED_BYTES=0, _MOVED_ENTRY_BYTES=0):
+        moved = verify_records(memoryview(bytearray(records)), LEDGER, first, digest_type, digest, may_change=True)
+    assert (moved.first_entry_id, moved.max_lac, payloads_of(moved)) == (
+        block.first_entry_id, block.max_lac, payloads_of(block),
+    )  # fmt: skip
+    return block
 
 
 def payloads_of(block: EntryBlock) -> list[bytes]:
@@ -98,6 +108,24 @@ def test_wrong_ledger_and_gaps(digest_type: DigestType, count: int) -> None:
     assert len(verify(repeated, digest_type)) == 1
     with pytest.raises(DigestMismatchError):
         verify_records(memoryview(records_of(stored)), LEDGER + 1, 0, digest_type, digest_function(digest_type, b"pw"))
+
+
+@pytest.mark.parametrize("may_change", [False, True])
+@pytest.mark.parametrize("more", [0, 3], ids=["of one size", "of different sizes"])
+@pytest.mark.parametrize("size", [100, 16 * 1024])
+def test_only_large_entries_in_records_of_ones_own_are_moved(size: int, more: int, may_change: bool) -> None:
+    payloads = [bytes([index]) * (size + index * more) for index in range(40)]
+    stored = records_of(stored_entries(DigestType.CRC32C, payloads))
+    records = bytearray(stored)
+    digest = digest_function(DigestType.CRC32C, b"pw")
+    block = verify_records(memoryview(records), LEDGER, 0, DigestType.CRC32C, digest, may_change=may_change)
+    assert payloads_of(block) == payloads
+    is_moved = may_change and size > 100
+    assert (block.payloads.data.obj is records) == is_moved
+    assert (records == stored) == (not is_moved)
+    # What cannot be written to stays.
+    block = verify_records(memoryview(stored), LEDGER, 0, DigestType.CRC32C, digest, may_change=True)
+    assert payloads_of(block) == payloads
 
 
 def test_entries_of_a_stripe() -> None:

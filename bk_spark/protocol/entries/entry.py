@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -42,6 +43,11 @@ _U32: Final = struct.Struct(">I")
 _LENGTH_BYTES: Final = 4
 #: With fewer entries, numpy's fixed costs exceed the work.
 _VECTOR_MIN: Final = 4
+#: Payloads of at least this average size, in at least so many bytes of records, are moved together in place. That takes
+#: a third of the time of a copy to other memory, which the processor has to fetch first. Smaller ones numpy copies
+#: faster than one by one, and small answers would keep the receive buffer that they share.
+_MOVED_ENTRY_BYTES: Final = 16 * 1024
+_MOVED_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +120,19 @@ def verify_entry(
 
 
 def verify_records(
-    records: memoryview, ledger_id: int, first_entry_id: int, digest_type: DigestType, digest: DigestFunction
+    records: memoryview,
+    ledger_id: int,
+    first_entry_id: int,
+    digest_type: DigestType,
+    digest: DigestFunction,
+    *,
+    may_change: bool = False,
 ) -> EntryBlock:
     """Verify ``u32 length, stored entry`` records that should be entries ``first_entry_id``, +1, ….
 
     Returns the longest prefix that is right. Raises DigestMismatchError if the first entry is wrong, and
-    WireFormatError if a record is incomplete.
+    WireFormatError if a record is incomplete. With ``may_change`` nobody else uses ``records``: payloads of large
+    entries are moved together within them, and not copied to other memory.
     """
     starts, sizes = _cut(records, ledger_id)
     if not len(starts):
@@ -131,19 +144,23 @@ def verify_records(
         return verify_stored(stored, ledger_id, first_entry_id, digest_type, digest)
     stride = size + _LENGTH_BYTES
     uniform = count * stride == len(records) and int(sizes.max()) == size == int(sizes.min())
+    in_place = may_change and not records.readonly and len(records) >= max(_MOVED_BYTES, count * _MOVED_ENTRY_BYTES)
     entry_ids = np.arange(first_entry_id, first_entry_id + count)
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(sizes - payload_at, out=offsets[1:])
     if uniform:
         headers = _column(records, count, stride, _LENGTH_BYTES, ENTRY_HEADER_BYTES)
         digests = _column(records, count, stride, _LENGTH_BYTES + ENTRY_HEADER_BYTES, digest_type.digest_bytes)
-        # One strided copy, so that the receive buffer can be freed.
-        joined = _column(records, count, stride, _LENGTH_BYTES + payload_at, size - payload_at).reshape(-1).data
-        offsets = (size - payload_at) * np.arange(count + 1, dtype=np.int64)
     else:
         data = np.frombuffer(records, np.uint8)
         headers = gather_rows(data, starts, ENTRY_HEADER_BYTES)
         digests = gather_rows(data, starts + ENTRY_HEADER_BYTES, digest_type.digest_bytes)
-        offsets = np.zeros(count + 1, np.int64)
-        np.cumsum(sizes - payload_at, out=offsets[1:])
+    if in_place:
+        joined = _moved_together(records, starts + payload_at, offsets)
+    elif uniform:
+        # One strided copy, so that the receive buffer can be freed.
+        joined = _column(records, count, stride, _LENGTH_BYTES + payload_at, size - payload_at).reshape(-1).data
+    else:
         bounds = zip((starts + payload_at).tolist(), (starts + sizes).tolist(), strict=True)
         joined = memoryview(bytearray(b"").join([records[start:end] for start, end in bounds]))
     payloads = Payloads(joined, offsets)
@@ -243,6 +260,13 @@ def _verify(
             "digest, ledger or entry id is wrong", ledger_id=ledger_id, entry_id=int(entry_ids[0])
         )
     return good, int(fields["lac"][:good].max())
+
+
+def _moved_together(records: memoryview, starts: Int64s, offsets: Int64s) -> memoryview:
+    """Move what begins at ``starts`` to ``offsets``, where no byte is behind its old place. Return the whole."""
+    for start, (at, end) in zip(starts.tolist(), pairwise(offsets.tolist()), strict=True):
+        records[at:end] = records[start : start + end - at]
+    return records[: int(offsets[-1])]
 
 
 def _column(data: memoryview, count: int, stride: int, at: int, size: int) -> npt.NDArray[np.uint8]:

@@ -280,6 +280,16 @@ MUTATIONS: Final = (
         ("tests/unit/test_protocol_entry_blocks.py::test_wrong_ledger_and_gaps[3-DigestType.CRC32]",),
     ),
     Mutation(
+        "Only who has an answer alone moves its payloads.",
+        "bk_spark/protocol/entries/entry.py",
+        "in_place = may_change and not records.readonly",
+        "in_place = not records.readonly",
+        (
+            "tests/unit/test_protocol_entry_blocks.py::"
+            "test_only_large_entries_in_records_of_ones_own_are_moved[16384-of one size-False]",
+        ),
+    ),
+    Mutation(
         "The upper half of a stored CRC32 must be zero.",
         "bk_spark/protocol/entries/digest.py",
         "if self._digest_bytes > 4 and (stored >> 32).any():",

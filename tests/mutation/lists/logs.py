@@ -255,7 +255,7 @@ MUTATIONS: Final = (
         "bk_spark/log/core/changes.py",
         "yield Read((*names, *lock), after_sync=True)",
         "yield Read((*names, *lock))",
-        ("tests/simulation/logs/test_log_scenarios.py",),
+        ("tests/unit/test_log_changes.py::test_a_commit_reads_all_at_once_with_the_tail_page_of_the_one_before",),
     ),
     Mutation(
         "A read after a sync belongs to the session in which both began.",

@@ -104,7 +104,8 @@ class EntriesRead:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """The answer to :class:`ReadBatch`. ``records`` holds ``u32 length, stored entry`` for each entry."""
+    """The answer to :class:`ReadBatch`. ``records`` holds ``u32 length, stored entry`` for each entry. Nobody but the
+    machine uses them afterwards."""
 
     request_id: int
     code: Code
