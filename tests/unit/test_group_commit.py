@@ -191,7 +191,7 @@ async def test_what_comes_during_a_sync_is_the_next_group(tmp_path: Path, disk: 
 async def test_fences_of_many_ledgers_wait_for_others_and_hold_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("NEXT_WAIT_S", "MOST_WAIT_S"):
+    for name in ("NEXT_FENCE_WAIT_S", "MOST_FENCES_WAIT_S"):
         monkeypatch.setattr(group_timing, name, 600.0)
     async with running(config(tmp_path)) as here:
         waiting = [here.submit(1, i, urgent=False) for i in (0, 1)]
@@ -200,7 +200,7 @@ async def test_fences_of_many_ledgers_wait_for_others_and_hold_nobody_up(
         async with asyncio.timeout(30):
             assert await asyncio.gather(*waiting, here.submit(1, 2)) == [True] * 3
         assert [len(group.journal) for group, _ in here.finished] == [4]
-    monkeypatch.setattr(group_timing, "NEXT_WAIT_S", 0.001)
+    monkeypatch.setattr(group_timing, "NEXT_FENCE_WAIT_S", 0.001)
     async with running(config(tmp_path), next_id=17) as here:
         assert await here.submit(1, 3, urgent=False)
         assert await here.submit(1, 4)

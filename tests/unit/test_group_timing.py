@@ -32,7 +32,7 @@ def test_a_group_that_waits_for_nothing_is_due_at_once(settings: dict[str, Any])
 
 def test_a_group_of_fences_waits_for_the_next_one_where_others_do_not() -> None:
     at_once = timing(journal_adaptive_group_writes=True)
-    for last_s, due_s in ((0.0, 0.001), (0.002, 0.003), (0.003, 0.004), (0.0035, 0.004)):
+    for last_s, due_s in ((0.0, 0.003), (0.002, 0.005), (0.017, 0.02), (0.0195, 0.02)):
         assert at_once.due(1, 1, NOW_S, NOW_S + last_s, urgent=False) == ("max_wait", NOW_S + due_s)
     assert at_once.due(5000, 50, NOW_S, NOW_S, urgent=False) == ("threshold", 0.0)
     assert timing().due(1, 1, NOW_S, NOW_S, urgent=False) == ("max_wait", NOW_S + 0.002)

@@ -450,7 +450,7 @@ async def test_n1_a_ledger_that_a_search_did_not_find_needs_no_search_until_a_fl
 async def test_n1_a_fence_that_is_not_urgent_is_written_with_the_next_that_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("NEXT_WAIT_S", "MOST_WAIT_S"):
+    for name in ("NEXT_FENCE_WAIT_S", "MOST_FENCES_WAIT_S"):
         monkeypatch.setattr(group_timing, name, 600.0)
     async with running(Place.make(tmp_path / "bookie", flush_interval_ms=600_000)) as bookie:
         waiting = bookie.bookie.fence(1, KEY, urgent=False)

@@ -12,8 +12,8 @@ import pytest
 from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.native import recovery_adds
 from bookie_server.net.native.recovery_adds import HeldAdds, RecoveryAdds
-from bookie_server.storage.journal import group_timing
 from tests.support.bookie import KEY, add_frame, stored
 from tests.support.front import HeldBookie, Peer, Times, front, run, until, v3, v3_add
 from tests.support.grpc_front import batch, caller, grpc_front
@@ -53,7 +53,7 @@ async def answered(peer: Peer, version: int, count: int) -> list[int]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let adds of recoveries wait for ever, until the test calls this."""
     for name in ("NEXT_WAIT_S", "MOST_WAIT_S"):
-        monkeypatch.setattr(group_timing, name, NEVER_S)
+        monkeypatch.setattr(recovery_adds, name, NEVER_S)
     return monkeypatch.undo
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Generic, Protocol, TypeVar
 
-from bookie_server.storage.journal.group_timing import MOST_WAIT_S, NEXT_WAIT_S, due_s
-
 _Adds = TypeVar("_Adds")
 
+#: How long they wait for the next one, and for all others.
+NEXT_WAIT_S: Final = 0.001
+MOST_WAIT_S: Final = 0.004
 #: This many bytes of all connections do not wait for more.
 _MOST_BYTES: Final = 512 * 1024
 
@@ -51,7 +52,7 @@ class RecoveryAdds:
         if self.size_bytes >= _MOST_BYTES:
             self.store()
         elif self._look is None:
-            waits_s = now_s + MOST_WAIT_S if self._is_stream else due_s(now_s, now_s)
+            waits_s = now_s + MOST_WAIT_S if self._is_stream else _due_s(now_s, now_s)
             self._look = self._loop.call_at(waits_s, self._look_at)
 
     def store(self) -> None:
@@ -66,7 +67,7 @@ class RecoveryAdds:
         if not self._holders:
             return
         now_s = self._loop.time()
-        waits_s = due_s(self._since_s, self._last_s)
+        waits_s = _due_s(self._since_s, self._last_s)
         if waits_s > now_s:
             self._look = self._loop.call_at(waits_s, self._look_at)
             return
@@ -96,3 +97,7 @@ class HeldAdds(Generic[_Adds]):
         """Return what is held, to store it, and when the first of it came."""
         adds, self.adds = self.adds, []
         return adds, self._since_s
+
+
+def _due_s(since_s: float, last_s: float) -> float:
+    return min(since_s + MOST_WAIT_S, last_s + NEXT_WAIT_S)

@@ -4,8 +4,9 @@ With ``adaptive_group_writes``, a group is written as soon as the journal's thre
 its oldest entry is ``max_group_wait_ms`` old, when its bytes or entries reach their thresholds, or, with
 ``flush_when_queue_empty``, when the thread is free.
 
-A group of nothing but fences of many ledgers waits even if the thread is free: until none has come for a millisecond,
-for four at most. More of them are under way. Written one by one, each would cost a sync.
+A group of nothing but fences of many ledgers waits even if the thread is free: until none has come for three
+milliseconds, for twenty at most. More of them are under way. Written one by one, each would cost a sync. Even in fours,
+as those begin that create ledgers, their syncs would take most of the thread's time, and each add would wait for one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from bookie_server.config.config import BookieConfig
 
 FlushReason = Literal["queue_empty", "max_wait", "threshold"]
 
-#: How long fences of many ledgers wait for the next one, and for all others. So do adds of recoveries, which wait at
-#: the front ends.
-NEXT_WAIT_S: Final = 0.001
-MOST_WAIT_S: Final = 0.004
+#: How long fences of many ledgers wait for the next one, and for all others.
+NEXT_FENCE_WAIT_S: Final = 0.003
+MOST_FENCES_WAIT_S: Final = 0.02
 
 
 class JournalGroupTiming:
@@ -49,12 +49,7 @@ class JournalGroupTiming:
             return "threshold", 0.0
         if not self._at_once:
             return "max_wait", since_s + self._max_wait_s
-        return "max_wait", due_s(since_s, last_s)
-
-
-def due_s(since_s: float, last_s: float) -> float:
-    """When to write what came between ``since_s`` and ``last_s`` one by one, if more of it is under way."""
-    return min(since_s + MOST_WAIT_S, last_s + NEXT_WAIT_S)
+        return "max_wait", min(since_s + MOST_FENCES_WAIT_S, last_s + NEXT_FENCE_WAIT_S)
 
 
 @dataclass(frozen=True, slots=True)

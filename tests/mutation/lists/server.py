@@ -52,8 +52,8 @@ MUTATIONS: Final = (
     Mutation(
         "Adds of a recovery do not wait for ever, though more come.",
         "bookie_server/net/native/recovery_adds.py",
-        "due_s(self._since_s, self._last_s)",
-        "due_s(self._last_s, self._last_s)",
+        "_due_s(self._since_s, self._last_s)",
+        "_due_s(self._last_s, self._last_s)",
         ("tests/unit/test_net_recovery_adds.py::test_adds_wait_for_the_next_one_and_not_for_ever",),
     ),
     Mutation(

@@ -47,8 +47,8 @@ MUTATIONS: Final = (
     Mutation(
         "Fences of many ledgers do not wait for ever, though more come.",
         "bookie_server/storage/journal/group_timing.py",
-        "min(since_s + MOST_WAIT_S, last_s + NEXT_WAIT_S)",
-        "last_s + NEXT_WAIT_S",
+        "min(since_s + MOST_FENCES_WAIT_S, last_s + NEXT_FENCE_WAIT_S)",
+        "last_s + NEXT_FENCE_WAIT_S",
         ("tests/unit/test_group_timing.py::test_a_group_of_fences_waits_for_the_next_one_where_others_do_not",),
     ),
     Mutation(
