@@ -125,6 +125,7 @@ class Actor:
             self.end(machine.outcome.result or "done")
         else:
             (self.next,) = machine.take_actions()
+            self.session.ask_next()
 
     def end(self, how: str) -> None:
         self.ended = how
@@ -213,7 +214,6 @@ class World:
     def perform(self, actor: Actor, action: Action | Wait) -> Any:
         actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
         answer = self._perform(actor.session, action)
-        actor.session.ask_next()
         event = answer.event if isinstance(answer, InSession) else answer
         if isinstance(event, Done | Found) and (
             isinstance(action, Sync) or (isinstance(action, Read) and action.after_sync)
