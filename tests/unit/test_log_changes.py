@@ -123,6 +123,20 @@ def others_commit(zk: ModelLog) -> None:
     zk.transact([SetOp(PATHS.head, znode.data, znode.version)])
 
 
+def once_before_sending(client: Client, work: Callable[[], None]) -> tuple[Callable[[Action], Event], list[Transact]]:
+    """Performs actions, with ``work`` before the first transaction; the transactions sent."""
+    sent: list[Transact] = []
+
+    def perform(action: Action) -> Event:
+        if isinstance(action, Transact):
+            sent.append(action)
+            if len(sent) == 1:
+                work()
+        return client.perform(action)
+
+    return perform, sent
+
+
 def delete_run(zk: ModelLog) -> None:
     zk.transact([DeleteOp(PATHS.registration(APP, "r0", ledger_id)) for ledger_id in LEDGERS["r0"]])
     zk.transact([DeleteOp(PATHS.run(APP, "r0"), 0)])
@@ -222,20 +236,15 @@ def test_s7_another_attempt_checks_ledgers_again_only_if_its_run_or_application_
 
     check_ledgers = applications.check_ledgers
     monkeypatch.setattr(applications, "check_ledgers", check)
-    sent = 0
 
-    def perform(action: Action) -> Event:
-        nonlocal sent
-        if isinstance(action, Transact):
-            sent += 1
-            if sent == 1:
-                others_commit(zk)
-                zk.transact([SetOp(PATHS.run(APP, "r0"), b"", 0)] if changed else [])
-        return client.perform(action)
+    def change() -> None:
+        others_commit(zk)
+        zk.transact([SetOp(PATHS.run(APP, "r0"), b"", 0)] if changed else [])
 
+    perform, sent = once_before_sending(client, change)
     assert run_to_end(commit_steps("r0", 0, 5), client, perform).status is CommitStatus.COMMITTED
     # The first call of a state asks for its registrations.
-    assert (sent, checked) == (2, 4 if changed else 2)
+    assert (len(sent), checked) == (2, 4 if changed else 2)
 
 
 @pytest.mark.parametrize("how", ["written", "made again"])
@@ -245,25 +254,20 @@ def test_s7_registrations_are_read_again_where_the_runs_znode_is_another(
     """Between two attempts the reaper condemned a ledger of the batch. (And where the run's znode went and came again
     since, it has the version that it had.)"""
     path = PATHS.registration(APP, "r0", LEDGERS["r0"][1])
-    sent = 0
 
-    def perform(action: Action) -> Event:
-        nonlocal sent
-        if isinstance(action, Transact):
-            sent += 1
-            if sent == 1:
-                others_commit(zk)
-                if how == "written":
-                    zk.transact([SetOp(PATHS.run(APP, "r0"), b"", 0)])
-                else:
-                    delete_run(zk)
-                    zk.register(APP, "r0", *LEDGERS["r0"])
-                zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, 7)), 0)])
-        return client.perform(action)
+    def condemn() -> None:
+        others_commit(zk)
+        if how == "written":
+            zk.transact([SetOp(PATHS.run(APP, "r0"), b"", 0)])
+        else:
+            delete_run(zk)
+            zk.register(APP, "r0", *LEDGERS["r0"])
+        zk.transact([SetOp(path, encode_registration(LedgerRegistration(None, 7)), 0)])
 
+    perform, sent = once_before_sending(client, condemn)
     with pytest.raises(LedgerRefusedError, match="about to be deleted"):
         run_to_end(commit_steps("r0", 0, 5), client, perform)
-    assert sent == 1
+    assert len(sent) == 1
 
 
 def test_s7_who_is_about_to_write_waits_behind_those_who_wait(zk: ModelLog, client: Client) -> None:

@@ -23,12 +23,11 @@ from bk_spark.log.core.steps import (
     ListChildren,
     Listed,
     OutcomeUnknown,
-    Read,
     RecoverLedger,
     Steps,
-    Sync,
     Transact,
     Unavailable,
+    syncs,
 )
 from bk_spark.log.formats.names import INDEX, WRITERS, LogPaths
 from bk_spark.log.formats.page import SegmentPage, encode_page
@@ -243,19 +242,19 @@ def test_a_deletion_that_stopped_goes_on(zk: ModelLog) -> None:
 
 def test_a_zookeeper_that_stays_away_is_given_up(zk: ModelLog) -> None:
     tree = Tree(zk, Random(0))
-    syncs = 0
+    asked = 0
 
     def perform(action: Action) -> Event:
-        nonlocal syncs
-        if isinstance(action, Sync) or (isinstance(action, Read) and action.after_sync):
-            syncs += 1
-            if syncs > 1:
+        nonlocal asked
+        if syncs(action):
+            asked += 1
+            if asked > 1:
                 return Unavailable("away")
         return tree.perform(action)
 
     with pytest.raises(MetadataUnavailableError, match="stopped; the log can no longer be used. Delete it"):
         run_to_end(deletion(), tree, perform)
-    assert syncs == MAX_UNAVAILABLE + 2
+    assert asked == MAX_UNAVAILABLE + 2
 
 
 def test_transactions_that_are_refused_without_end_are_given_up(zk: ModelLog) -> None:

@@ -39,6 +39,15 @@ GRANTED = bytes.fromhex("0000000d0a060803100918011000d20600")
 #: The first messages of Apache's client 4.18.0.
 FIRST_V3 = bytes.fromhex("000000130a06080310051802b206080a047361736c1200")
 FIRST_V2 = bytes.fromhex("0000000c020300000a047361736c1200")
+#: What is no beginning of a login, or more than one.
+NO_BEGINNINGS = (
+    FIRST_V3 + FIRST_V3,
+    FIRST_V3 + reads((1, 1)),
+    auth_request(AuthMessage("sasl", b"token"), v2=False),
+    auth_request(AuthMessage("other", b""), v2=True),
+    reads((1, 1)),
+    v3_add(1),
+)
 _DISABLED_V3 = bytes.fromhex("000000230a060803100518021000b206160a12417574684469") + b"sabledPlugin\x12\x00"
 #: The version in a certificate (RFC 5280, 4.1).
 _VERSION = bytes.fromhex("a003020102")
@@ -418,15 +427,7 @@ def test_nothing_else_may_come_in_clear_behind_start_tls(
 ) -> None:
     # What came is the reason, not that nothing more came.
     monkeypatch.setattr("bookie_server.net.common.entrance.front_tls._HANDSHAKE_TIMEOUT_S", 3600.0)
-    behind = [
-        FIRST_V3 + FIRST_V3,
-        FIRST_V3 + reads((1, 1)),
-        auth_request(AuthMessage("sasl", b"token"), v2=False),
-        auth_request(AuthMessage("other", b""), v2=True),
-        reads((1, 1)),
-        v3_add(1),
-        bytes(8),
-    ]
+    behind = [*NO_BEGINNINGS, bytes(8)]
 
     async def test() -> None:
         bookie, tls = HeldBookie(), front_tls(tmp_path)

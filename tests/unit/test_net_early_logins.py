@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bk_spark.protocol.wire.auth_frames import DISABLED, AuthMessage, auth_request
+from bk_spark.protocol.wire.auth_frames import DISABLED, AuthMessage
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.start_tls import start_tls_request
 from bk_spark.protocol.wire.v3.wire_v3 import parse_response
@@ -17,7 +17,16 @@ from bookie_server.net.common.limits import NetConfig
 from tests.support.bookie import add_frame
 from tests.support.front import HeldBookie, front, reads, run, until, v3_add
 from tests.support.instances import instances
-from tests.unit.test_net_access import FIRST_V2, FIRST_V3, Talk, access_by_sasl, early, finish_login, in_bytes
+from tests.unit.test_net_access import (
+    FIRST_V2,
+    FIRST_V3,
+    NO_BEGINNINGS,
+    Talk,
+    access_by_sasl,
+    early,
+    finish_login,
+    in_bytes,
+)
 from tests.unit.test_net_tls import front_tls
 
 _PAUSE = "bookie_server.net.native.server.LOGIN_ALONE_S"
@@ -51,15 +60,7 @@ def test_nothing_else_may_come_in_clear_before_start_tls(
     sasl: FrontAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = instances(monkeypatch, Awaited)
-    before = [
-        FIRST_V3 + FIRST_V3,
-        FIRST_V3 + reads((1, 1)),
-        auth_request(AuthMessage("sasl", b"token"), v2=False),
-        auth_request(AuthMessage("other", b""), v2=True),
-        reads((1, 1)),
-        v3_add(1),
-        add_frame(1, 0),
-    ]
+    before = [*NO_BEGINNINGS, add_frame(1, 0)]
 
     async def test() -> None:
         bookie, tls = HeldBookie(), front_tls(tmp_path, required=True)

@@ -6,7 +6,7 @@ The steps of a machine are a generator. It yields actions and receives one event
 action         meaning                                        events
 ============== ============================================== ==============================================
 Sync           bring the server and the clock up to date      Done, Unavailable
-Read           read znodes, one after another, or sync and read Found, Unavailable
+Read           read znodes in order, after a sync if asked    Found, Unavailable
 ListChildren   names of a znode's children                    Listed, Unavailable
 Transact       send one transaction                           Done, Conflict, OutcomeUnknown
 TakeLock       wait for the log's advisory lock               Done (even if it was not acquired)
@@ -250,6 +250,11 @@ Action = (
 )
 
 
+def syncs(action: object) -> bool:
+    """Whether ``action`` brings the server up to date: a ``Sync``, or a ``Read`` after one."""
+    return isinstance(action, Sync) or (isinstance(action, Read) and action.after_sync)
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The action was performed. It has no result."""
@@ -389,6 +394,6 @@ class LogMachine(StepMachine[Action, Event, R]):
         super().handle(self._held_to_session(event) if isinstance(event, InSession) else event)
 
     def _held_to_session(self, answer: InSession) -> Event:
-        if isinstance(answer.action, Sync) or (isinstance(answer.action, Read) and answer.action.after_sync):
+        if syncs(answer.action):
             self._session = answer.before
         return answer.event if answer.after == self._session else Unavailable("the session with ZooKeeper ended")

@@ -260,8 +260,8 @@ MUTATIONS: Final = (
     Mutation(
         "A read after a sync belongs to the session in which both began.",
         "bk_spark/log/core/steps.py",
-        "isinstance(answer.action, Sync) or (isinstance(answer.action, Read) and answer.action.after_sync)",
-        "isinstance(answer.action, Sync)",
+        "isinstance(action, Sync) or (isinstance(action, Read) and action.after_sync)",
+        "isinstance(action, Sync)",
         ("tests/unit/test_log_takeover.py::test_a_reading_in_another_session_than_that_of_the_sync_is_unavailable",),
     ),
     Mutation(

@@ -31,6 +31,7 @@ from bk_spark.log.core.steps import (
     TimerRead,
     Transact,
     Warn,
+    syncs,
 )
 from bk_spark.log.formats.names import LogPaths
 from bk_spark.log.formats.page import SegmentPage, encode_page
@@ -215,9 +216,7 @@ class World:
         actor.session.origin = Origin(actor.kind, actor.session.synced_ms)
         answer = self._perform(actor.session, action)
         event = answer.event if isinstance(answer, InSession) else answer
-        if isinstance(event, Done | Found) and (
-            isinstance(action, Sync) or (isinstance(action, Read) and action.after_sync)
-        ):
+        if isinstance(event, Done | Found) and syncs(action):
             actor.clock.measure(actor.session.session)
         elif isinstance(event, Done) and isinstance(action, Transact | MeasureClock):
             actor.clock.note(actor.session.session)
