@@ -49,6 +49,13 @@ MUTATIONS: Final = (
         (f"{_LOGINS}::test_nothing_else_may_come_in_clear_before_start_tls",),
     ),
     Mutation(
+        "Who hangs up before all that is wanted has come is closed at once.",
+        "bookie_server/net/common/entrance/newcomers.py",
+        "True, bool(events & _HUNG_UP)",
+        "True, False",
+        ("tests/unit/test_net_tls.py::test_a_peer_that_hangs_up_in_the_middle_of_start_tls_is_forgotten",),
+    ),
+    Mutation(
         "Who logs in in clear is heard, though not all came that was waited for.",
         "bookie_server/net/common/entrance/newcomers.py",
         "self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)",

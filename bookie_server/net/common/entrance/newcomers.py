@@ -38,6 +38,9 @@ _TURNS_EACH: Final = 2
 _LOOKED_AT_ONCE: Final = 4
 #: Pause before accepting again when the process or the system has no room for another file.
 _NO_ROOM_PAUSE_S: Final = 0.1
+#: A socket is noticed once, when it has something to read, or when its peer will send nothing more.
+_EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_HUNG_UP: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: Bytes of a newcomer that are looked at.
 LOOKED_AT_BYTES: Final = 64
@@ -68,7 +71,7 @@ class Wait:
 class Newcomer:
     """A connection that has not sent what it has to begin with."""
 
-    __slots__ = ("_silent", "number", "ready", "socket", "wait", "was_heard")
+    __slots__ = ("_silent", "has_hung_up", "number", "ready", "socket", "wait", "was_heard")
     #: The bookie does nothing for it.
     busy: Final = False
 
@@ -77,6 +80,8 @@ class Newcomer:
         self.wait = wait
         #: Whether it has sent something, or hung up, and waits for its turn.
         self.ready = False
+        #: Whether it will send nothing more.
+        self.has_hung_up = False
         #: Whether its bytes were looked at before, and there were too few.
         self.was_heard = False
         #: A later one has a higher number.
@@ -130,7 +135,7 @@ class _Silent:
         self._number += 1
         newcomer.number = self._number
         self._newcomers[fd] = newcomer
-        self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+        self._epoll.register(fd, _EVENTS)
 
     def remove(self, newcomer: Newcomer) -> None:
         fd = newcomer.socket.fileno()
@@ -142,9 +147,9 @@ class _Silent:
 
     def notice(self) -> None:
         """Note which newcomers have sent something or hung up since the last call. Each is noted once."""
-        for fd, _ in self._epoll.poll(0, _NOTICED_AT_ONCE):
+        for fd, events in self._epoll.poll(0, _NOTICED_AT_ONCE):
             newcomer = self._ready[fd] = self._newcomers[fd]
-            newcomer.ready = True
+            newcomer.ready, newcomer.has_hung_up = True, bool(events & _HUNG_UP)
             self.ready_first += not newcomer.was_heard
             heapq.heappush(self._newest, (-newcomer.number, fd))
         if len(self._newest) > 2 * len(self._ready) + _NOTICED_AT_ONCE:
@@ -172,7 +177,7 @@ class _Silent:
     def wait_again(self, newcomer: Newcomer) -> None:
         """It had nothing to read yet, or too little."""
         newcomer.ready, newcomer.was_heard = False, True
-        self._epoll.modify(newcomer.socket.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+        self._epoll.modify(newcomer.socket.fileno(), _EVENTS)
 
     def close(self) -> None:
         self._epoll.close()
@@ -293,8 +298,9 @@ class Newcomers:
     def _hear_one(self, newcomer: Newcomer) -> bool:
         """Return whether it becomes a connection."""
         wait, connected = newcomer.wait, newcomer.socket
+        looked_at_bytes = 1 if wait.wanted_bytes is None else wait.looked_at_bytes
         try:
-            first = connected.recv(1 if wait.wanted_bytes is None else wait.looked_at_bytes, socket.MSG_PEEK)
+            first = connected.recv(looked_at_bytes, socket.MSG_PEEK)
         except BlockingIOError:
             self._silent.wait_again(newcomer)
             return False
@@ -302,11 +308,12 @@ class Newcomers:
             first = b""  # the peer has reset the connection
         if first and wait.wanted_bytes is not None:
             wanted = wait.wanted_bytes(first)
-            is_whole = len(first) >= wanted or _received_bytes(connected) >= wanted
+            received = len(first) if len(first) < looked_at_bytes else _received_bytes(connected)
+            is_whole = received >= wanted
             # The kernel reports the socket again when that many have arrived, or when the peer hangs up.
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if is_whole else wanted)
             if not is_whole:
-                if not _has_hung_up(connected):
+                if not newcomer.has_hung_up:
                     self._silent.wait_again(newcomer)
                     return False
                 first = b""
@@ -329,9 +336,3 @@ class Newcomers:
 def _received_bytes(connected: socket.socket) -> int:
     """How many bytes can be received now."""
     return int.from_bytes(ioctl(connected.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _has_hung_up(connected: socket.socket) -> bool:
-    looking = select.poll()
-    looking.register(connected, select.POLLRDHUP)
-    return bool(looking.poll(0))
