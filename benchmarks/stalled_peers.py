@@ -102,7 +102,6 @@ def _measure(
 ) -> dict[str, dict[str, list[float]]]:
     """Return the latencies in seconds by window and kind. ``other`` is attacked in the window "elsewhere"."""
     logs_in, over_grpc = attack == _LOGINS, attack in GRPC_ATTACKS
-    ports = [int(one.settings["grpcServerPort"]) if over_grpc else one.port for one in (bookie, other)]
     for one in (bookie, other):
         with Connection(one.port) as connection:
             if logs_in:
@@ -114,15 +113,20 @@ def _measure(
     def window(port: int, seconds: float, begin: Callable[[], None] = lambda: None) -> dict[str, list[float]]:
         return clients.window(port, seconds, logs_in=logs_in, over_grpc=over_grpc, begin=begin)
 
-    for port in ports:
-        window(port, _WARM_UP_S)
-    alone = window(ports[0], seconds)
-    with _attacker(attack, ports[1], seconds, options) as begin:
-        elsewhere = window(ports[0], seconds, begin)
+    for one in (bookie, other):
+        window(_port(one, attack), _WARM_UP_S)
+    port = _port(bookie, attack)
+    alone = window(port, seconds)
+    with _attacker(attack, other, seconds, options) as begin:
+        elsewhere = window(port, seconds, begin)
     time.sleep(_PAUSE_S)  # the other bookie closes the attacker's connections, and makes index files of fenced ledgers
-    with _attacker(attack, ports[0], seconds, options) as begin:
-        beside = window(ports[0], seconds, begin)
+    with _attacker(attack, bookie, seconds, options) as begin:
+        beside = window(port, seconds, begin)
     return {"alone": alone, "elsewhere": elsewhere, "beside": beside}
+
+
+def _port(bookie: BookieProcess, attack: str) -> int:
+    return int(bookie.settings["grpcServerPort"]) if attack in GRPC_ATTACKS else bookie.port
 
 
 @contextlib.contextmanager
@@ -130,9 +134,15 @@ def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[Book
     settings: dict[str, str] = {}
     if attack in GRPC_ATTACKS:
         settings = {"grpcServerEnabled": "true", "grpcServerPort": str(free_port())}
+        if attack == "grpc_wrong_role":
+            settings["authorizationFile"] = _rights(directory, "read,write,admin")
     elif "handshakes" in attack:
         settings = write_pem(directory / "tls", identity("bookie"))
         settings["tlsClientAuthentication"] = str(attack == "failed_handshakes").lower()
+    elif attack == "wrong_role":
+        settings = write_pem(directory / "tls", identity("bookie"))
+        settings |= {"tlsClientAuthentication": "true", "authorizationFile": _rights(directory, "all")}
+        write_pem(_attackers_files(directory), identity("attacker", units=("0:guests",)))
     elif attack == _LOGINS:
         settings = bookie_keys(write_jaas(directory / "jaas.conf"))
     bookie = BookieProcess(directory, uri, **settings)
@@ -143,12 +153,26 @@ def _bookie(directory: Path, uri: str, tree: Path, attack: str) -> Iterator[Book
         bookie.end()
 
 
+def _rights(directory: Path, words: str) -> str:
+    """Write a file that gives rights to the steady clients, which have no names."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "rights").write_text(f"{words} anonymous\n")
+    return str(directory / "rights")
+
+
+def _attackers_files(bookies_directory: Path) -> Path:
+    return bookies_directory / "attacker"
+
+
 @contextlib.contextmanager
-def _attacker(attack: str, port: int, seconds: float, options: argparse.Namespace) -> Iterator[Callable[[], None]]:
+def _attacker(
+    attack: str, bookie: BookieProcess, seconds: float, options: argparse.Namespace
+) -> Iterator[Callable[[], None]]:
     """Set up the attack in its own process. Call the yielded function to begin."""
-    command = [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, str(port), str(_LEDGER)]
+    port, files = str(_port(bookie, attack)), str(_attackers_files(bookie.directory))
+    command = [sys.executable, "-m", "benchmarks.stalled_peers_attacks", attack, port, str(_LEDGER)]
     process = subprocess.Popen(
-        ["nice", "-n", str(options.nice), *command, options.source, str(seconds + 60)],
+        ["nice", "-n", str(options.nice), *command, options.source, str(seconds + 60), files],
         cwd=_HERE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.stalled_peers_attacks NAME PORT LEDGER SOURCE SECONDS``: one bad peer of a bookie on this
-machine, with the address ``SOURCE``.
+"""``python -m benchmarks.stalled_peers_attacks NAME PORT LEDGER SOURCE SECONDS DIRECTORY``: one bad peer of a bookie on
+this machine, with the address ``SOURCE``. ``DIRECTORY`` has the files of the attack.
 
 Prints ``ready`` when set up, waits for a line on stdin, and attacks. Ends after ``SECONDS`` or when stdin closes.
 Connects only to 127.0.0.1, in fixed numbers.
@@ -20,7 +20,7 @@ from typing import Final
 
 from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
-from bk_spark.protocol.codes import FlagV2
+from bk_spark.protocol.codes import Code, FlagV2
 from bk_spark.protocol.wire import wire_v2
 from bk_spark.protocol.wire.auth_frames import SASL, AuthMessage, auth_answer_of, auth_request
 from bk_spark.protocol.wire.start_tls import start_tls_request
@@ -50,11 +50,12 @@ _ASKED: Final = 40
 
 
 class Attacker:
-    def __init__(self, port: int, ledger_id: int, source: str, stack: contextlib.ExitStack) -> None:
+    def __init__(self, port: int, ledger_id: int, source: str, stack: contextlib.ExitStack, directory: Path) -> None:
         self.port = port
         self.source = source
         self.ledger_id = ledger_id
         self.stack = stack
+        self.directory = directory
 
     async def connect(self, receive_bytes: int | None = None) -> socket.socket:
         connected = self.stack.enter_context(socket.socket())
@@ -250,6 +251,29 @@ async def wrong_logins(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     return _again_and_again(once)
 
 
+async def wrong_role(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Ask, with a certificate whose role may do nothing. Half of the connections ask once and come again, the others
+    ask again as soon as they are refused."""
+    context = _client_context()
+    context.load_cert_chain(attacker.directory / "cert.pem", attacker.directory / "key.pem")
+    asked = wire_v2.read_requests(attacker.ledger_id, [1]) + add_frame(attacker.ledger_id, 1, size=100)
+
+    async def ask(times: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+        try:
+            writer.write(start_tls_request())
+            await reader.readexactly(_GRANTED_BYTES)
+            await writer.start_tls(context, server_hostname="elsewhere")
+            for _ in range(times):
+                writer.write(asked)
+                for _ in range(2):
+                    assert int.from_bytes((await _frame(reader))[4:8], "big") == Code.UNAUTHORIZED
+        finally:
+            writer.transport.abort()
+
+    return _again_and_again(lambda: ask(1), lambda: ask(1 << 40))
+
+
 async def _frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
 
@@ -279,13 +303,14 @@ ATTACKS: Final[dict[str, Callable[[Attacker], Awaitable[Callable[[], Awaitable[o
     "failed_handshakes": failed_handshakes,
     "stalled_handshakes": stalled_handshakes,
     "wrong_logins": wrong_logins,
+    "wrong_role": wrong_role,
     **GRPC_ATTACKS,
 }
 
 
-async def _attack(name: str, port: int, ledger_id: int, source: str, seconds: float) -> None:
+async def _attack(name: str, port: int, ledger_id: int, source: str, seconds: float, directory: str) -> None:
     with contextlib.ExitStack() as stack, contextlib.suppress(TimeoutError):
-        begin = await ATTACKS[name](Attacker(port, ledger_id, source, stack))
+        begin = await ATTACKS[name](Attacker(port, ledger_id, source, stack, Path(directory)))
         print("ready", flush=True)
         wait_for_line = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
         if not await wait_for_line:
@@ -296,10 +321,10 @@ async def _attack(name: str, port: int, ledger_id: int, source: str, seconds: fl
 
 
 def main() -> None:
-    name, port, ledger_id, source, seconds = sys.argv[1:]
+    name, port, ledger_id, source, seconds, directory = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    asyncio.run(_attack(name, int(port), int(ledger_id), source, float(seconds)))
+    asyncio.run(_attack(name, int(port), int(ledger_id), source, float(seconds), directory))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ SLOW_CONNECTIONS: Final = 20
 SLOW_CALLS: Final = 100
 IDLE: Final = 10_000
 _LIARS: Final = 10
+#: Connections of those that are refused.
+REFUSED: Final = 60
 _ANNOUNCED_BYTES: Final = 1_000_000
 _ADD: Final = "/bk_spark.v1.Bookie/Add"
 #: Of a batch that does not add up.
@@ -88,4 +90,40 @@ async def wrong_batches(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     return begin
 
 
-GRPC_ATTACKS: Final = {"grpc_slow_loris": slow_loris, "grpc_idle": idle, "grpc_wrong_batches": wrong_batches}
+async def wrong_role(attacker: Attacker) -> Callable[[], Awaitable[object]]:
+    """Fence, add and fence by reads without the right to, again as soon as it is refused."""
+    fence = pb.FenceRequest(ledger_id=attacker.ledger_id, master_key=KEY).SerializeToString()
+    entry = stored(attacker.ledger_id, 1, 100)
+    records = len(entry).to_bytes(4, "big") + entry
+    batch = pb.AddBatch(ledger_id=attacker.ledger_id, master_key=KEY, count=1, records=records, recovery=True)
+    read = pb.ReadRequest(ledger_id=attacker.ledger_id, first_entry_id=1, count=1, fence_key=KEY)
+    streams = {_ADD: batch.SerializeToString(), "/bk_spark.v1.Bookie/Read": read.SerializeToString()}
+
+    async def ask(method: str | None) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{attacker.port}", options=options) as channel:
+            if method is None:
+                call = channel.unary_unary("/bk_spark.v1.Bookie/Fence")
+                while True:
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        await call(fence)
+            stream = channel.stream_stream(method)()
+            while True:
+                await stream.write(streams[method])
+                await stream.read()
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        kinds = [None, *streams] * (REFUSED // 3)
+        tasks.extend(asyncio.create_task(ask(kind)) for kind in kinds)
+
+    return begin
+
+
+GRPC_ATTACKS: Final = {
+    "grpc_slow_loris": slow_loris,
+    "grpc_idle": idle,
+    "grpc_wrong_batches": wrong_batches,
+    "grpc_wrong_role": wrong_role,
+}

@@ -24,9 +24,10 @@ from bk_spark.protocol.wire.framing import frame
 from bk_spark.protocol.wire.proto import bookkeeper_protocol_pb2 as pb
 from bk_spark.protocol.wire.start_tls import start_tls_request
 from bk_spark.protocol.wire.v3 import wire_v3
+from bookie_server.net.common.access import pauses
 from bookie_server.net.common.access.certificates import names_in
 from bookie_server.net.common.access.front_access import FrontAccess
-from bookie_server.net.common.access.login_pauses import LoginPauses
+from bookie_server.net.common.access.pauses import RefusalPauses, RefusalsByPeer, Spread
 from bookie_server.net.common.limits import NetConfig
 from tests.support.bookie import add_frame
 from tests.support.certificates import identity
@@ -248,11 +249,56 @@ def test_n1_a_wrong_login_is_answered_after_a_while(sasl: FrontAccess, v2: bool)
 
 def test_n1_pauses_after_failed_logins_are_spread() -> None:
     """Guesses that came together do not come together again."""
-    pauses = LoginPauses()
-    numbers = sorted(pauses.next_s() for _ in range(100))
+    spread = Spread()
+    numbers = sorted(spread.login_s() for _ in range(100))
     assert numbers[0] >= 0.25
     assert numbers[-1] <= 0.75
     assert max(b - a for a, b in itertools.pairwise(numbers)) < 0.02
+
+
+def test_pauses_after_refused_requests_become_longer_and_are_forgotten() -> None:
+    refusals = RefusalPauses(Spread())
+    numbers = [refusals.next_s(100.0 + number) for number in range(12)]
+    for number, pause_s in enumerate(numbers):
+        assert 0.5 <= pause_s / min(1.0, 0.001 * 2**number) <= 1.5
+    assert 0.5 <= refusals.next_s(111.0 + 9.9) <= 1.5
+    assert refusals.next_s(120.9 + 10.1) <= 0.0015
+
+
+def test_of_too_many_peers_that_were_refused_the_first_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "_MOST_REMEMBERED", 2)
+    refusals = RefusalsByPeer()
+    for _ in range(8):
+        refusals.next_s("a", 1.0)
+    refusals.next_s("b", 1.0)
+    assert refusals.next_s("a", 1.0) > 0.1
+    refusals.next_s("c", 1.0)  # "b" goes, which was refused longest ago
+    assert refusals.next_s("a", 1.0) > 0.1
+    refusals.next_s("d", 1.0)
+    refusals.next_s("e", 1.0)
+    assert refusals.next_s("a", 1.0) < 0.01
+
+
+@pytest.mark.parametrize("v2", [True, False], ids=["v2", "v3"])
+def test_n1_who_is_refused_and_asks_again_at_once_is_answered_less_and_less_often(v2: bool) -> None:
+    """Because of its role here. Without the right: ``test_net_authorization.py``."""
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), access=roles()) as served:
+            peer = await served.connect()
+            assert await answers_in(0.5, peer, reads((1, 1)) if v2 else _INFO) <= 20
+
+    run(test)
+
+
+async def answers_in(seconds: float, peer: ClearPeer, request: bytes) -> int:
+    """How many answers a peer gets that asks again as soon as it is answered."""
+    count, end = 0, time.monotonic() + seconds  # the loop's own clock stands still while the processor is busy
+    while time.monotonic() < end:
+        await peer.send(request)
+        await peer.body()
+        count += 1
+    return count
 
 
 def test_nothing_is_obeyed_before_a_login(sasl: FrontAccess) -> None:

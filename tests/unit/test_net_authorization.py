@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +25,10 @@ from bk_spark.protocol.wire.v3 import wire_v3
 from bookie_server.bookie import AddDone
 from bookie_server.config.access import AccessConfig
 from bookie_server.net.common.access.front_access import ConnectionAccess, FrontAccess
+from bookie_server.net.common.access.pauses import RefusalsByPeer
 from bookie_server.net.common.access.rights import ADMIN, ALL, FENCE, READ, WRITE, Authorization
 from bookie_server.net.common.limits import NetConfig
+from bookie_server.net.grpc import gate
 from bookie_server.storage.entrylog.entry_log_reader import StoredEntries
 from bookie_server.storage.records import Records
 from tests.support import patient_loop
@@ -33,7 +37,7 @@ from tests.support.certificates import identity
 from tests.support.front import HeldBookie, front, reads, run, v3, v3_add
 from tests.support.grpc_front import batch, caller, grpc_front
 from tests.support.jaas import write_jaas
-from tests.unit.test_net_access import Talk
+from tests.unit.test_net_access import Talk, answers_in
 
 
 class ReadyBookie(HeldBookie):
@@ -218,6 +222,25 @@ def test_a_fencing_read_of_a_fenced_ledger_needs_both_rights_too(access: FrontAc
     run(test)
 
 
+@pytest.mark.parametrize("kind", ["add", "read", "fencing read"])
+@pytest.mark.parametrize("v2", [True, False], ids=["v2", "v3"])
+def test_n1_who_has_no_right_and_asks_again_at_once_is_answered_less_and_less_often(
+    access: FrontAccess, kind: str, v2: bool
+) -> None:
+    async def test() -> None:
+        async with front(NetConfig(), ReadyBookie(), access=access) as served:
+            request = (_V2 if v2 else _V3)[kind][0]
+            counts = {}
+            for user in ("owner", "nobody"):
+                peer = await served.connect()
+                await Talk(peer, v2=v2).log_in(user)
+                counts[user] = await answers_in(0.5, peer, request)
+            assert counts["nobody"] <= 20
+            assert counts["owner"] > 2 * counts["nobody"]
+
+    run(test)
+
+
 @pytest.mark.parametrize(("words", "rights"), [("read", READ), ("write", WRITE), ("fence", FENCE), ("admin", ADMIN)])
 def test_each_call_of_grpc_needs_its_right(tmp_path: Path, words: str, rights: int) -> None:
     access = FrontAccess(authorization=table(tmp_path / "table", f"{words} anonymous"))
@@ -236,6 +259,53 @@ def test_each_call_of_grpc_needs_its_right(tmp_path: Path, words: str, rights: i
                 assert {answer.code for answer in found} == {code.v3}
 
     patient_loop.run(test())
+
+
+@pytest.mark.parametrize("method", ["Fence", "Add", "Read"])
+def test_n1_calls_without_the_right_are_answered_less_and_less_often(tmp_path: Path, method: str) -> None:
+    """Over one connection of gRPC, within one call or in a call each."""
+    access = FrontAccess(authorization=table(tmp_path / "table", "write anonymous"))
+    request = calls.ReadRequest(ledger_id=1, first_entry_id=0, count=1)
+    message = batch(1, 1, [stored(1, 0, 60)], recovery=True) if method == "Add" else request
+
+    async def test() -> None:
+        async with grpc_front(ReadyBookie(), access=access) as served, caller(served.port) as one:
+            stream = None if method == "Fence" else one.stream(method)
+            count, end = 0, time.monotonic() + 0.5
+            while time.monotonic() < end:
+                if stream is None:
+                    answer = await one.ask("Fence", calls.FenceRequest(ledger_id=1, master_key=KEY))
+                else:
+                    await stream.write(message)
+                    answer = await stream.read()
+                assert answer.code == Code.UNAUTHORIZED.v3
+                count += 1
+            assert 3 <= count <= 20
+
+    run(test)
+
+
+def test_n1_refused_calls_that_wait_keep_nobody_out_and_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no places, and the oldest is told at once if there are too many."""
+    monkeypatch.setattr(gate, "_MOST_WAITING", 2)
+    monkeypatch.setattr(RefusalsByPeer, "next_s", lambda *_: 60.0)
+    access = FrontAccess(authorization=table(tmp_path / "table", "write anonymous"))
+    fence = calls.FenceRequest(ledger_id=1, master_key=KEY)
+
+    async def test() -> None:
+        async with grpc_front(ReadyBookie(), access=access) as served, caller(served.port) as one:
+            waiting = [asyncio.create_task(one.ask("Fence", fence)) for _ in range(5)]
+            done: set[asyncio.Task[Any]] = set()
+            while len(done) < 3:
+                done |= (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]
+            assert {task.result().code for task in done} == {Code.UNAUTHORIZED.v3}
+            assert len(served.server.gate.places) == 0
+            for task in waiting:
+                task.cancel()
+
+    run(test)
 
 
 def test_names_have_the_rights_of_all_lines_that_match(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from grpc import StatusCode
 
 from bk_spark.protocol.codes import Code
 from bk_spark.protocol.proto import bookie_pb2 as pb
+from bookie_server.net.common.lost_connection import ignore_change
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.shared import Shared
 
@@ -65,7 +66,9 @@ class Call:
         self._task = asyncio.current_task()
         #: Looks after the send that waits. Calls have one at a time.
         self._watching: asyncio.TimerHandle
-        self.requests = RequestContext(shared, adds_changed=adds_changed, reads_changed=lambda: None, failed=self._fail)
+        self.requests = RequestContext(
+            shared, adds_changed=adds_changed, reads_changed=ignore_change, refused=context.refused, failed=self._fail
+        )
 
     def end(self) -> None:
         """The call is over. Adds that were accepted go on without it."""

@@ -15,11 +15,14 @@ import grpc
 from grpc import StatusCode
 from grpc.aio import EOF
 
+from bookie_server.net.common.access.pauses import RefusalsByPeer
 from bookie_server.net.common.sparing_log import SparingLog
 from bookie_server.net.grpc.access.sessions import Sessions
 from bookie_server.net.grpc.counters import Counters
 from bookie_server.net.grpc.places import Place, Places
 
+#: Refused calls that wait until they are told so.
+_MOST_WAITING: Final = 256
 _NO_PLACE: Final = "too many calls are under way"
 
 
@@ -39,6 +42,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     def __init__(self, max_calls: int, first_message_s: float, message_s: float, sessions: Sessions) -> None:
         self.places = Places(max_calls)
         self.sessions = sessions
+        self.refusals = RefusalsByPeer()
+        #: Of refused calls that wait until they are told so, the oldest first.
+        self.waiting: dict[asyncio.Future[None], None] = {}
         self._first_message_s, self._message_s = first_message_s, message_s
         self._handlers: dict[str, Any] = {}
         self.log = SparingLog()
@@ -89,6 +95,8 @@ class BoundedContext:
         #: The same, for those after the first.
         self.message_s: float | None = message_s
         self.place = place
+        #: How much later the next message is taken.
+        self._pause_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -108,6 +116,27 @@ class BoundedContext:
         self._gate.counters.ended(status)
         await self._context.abort(status, reason)
 
+    def refused(self) -> None:
+        """Take the next message of the call later, because its caller asks for what it may not."""
+        now_s = asyncio.get_running_loop().time()
+        self._pause_s = self._gate.refusals.next_s(self._context.peer(), now_s)
+
+    async def wait_refused(self) -> None:
+        """Wait as long before the call ends. It gives up its place, and its wait is over early if too many wait."""
+        self.refused()
+        self.leave_place()
+        waiting = self._gate.waiting
+        if len(waiting) >= _MOST_WAITING:
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            oldest.cancel()
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting[told] = None
+        try:
+            await asyncio.wait([told], timeout=self._pause_s)
+        finally:
+            waiting.pop(told, None)
+
     def leave_place(self) -> None:
         """The call no longer counts, because something else bounds it."""
         self._gate.places.leave(self.place)
@@ -120,6 +149,7 @@ class BoundedContext:
     async def read(self) -> Any:
         """Return the next message, or EOF. Ends the call if none comes in time, or others need the place."""
         loop, place, patience_s = asyncio.get_running_loop(), self.place, self._patience_s
+        pause_s, self._pause_s = self._pause_s, 0.0
         evicted = False
 
         def end() -> None:
@@ -128,9 +158,11 @@ class BoundedContext:
             limit.reschedule(loop.time())
 
         try:
-            async with asyncio.timeout(patience_s) as limit:
+            async with asyncio.timeout(None if patience_s is None else pause_s + patience_s) as limit:
                 place.end = end
                 try:
+                    if pause_s:
+                        await asyncio.sleep(pause_s)
                     message = await self._context.read()
                 finally:
                     place.end = None

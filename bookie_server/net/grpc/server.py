@@ -183,6 +183,7 @@ class GrpcServer:
         async def handle(data: bytes, context: Context) -> bytes:
             access = await admit(self._shared, context)
             if access is not None and not (access.may if counted else access.has)(needed):
+                await context.wait_refused()
                 return answer(code=pb.CODE_UNAUTHORIZED).SerializeToString()
             call = Call(self._shared, self._stuck, context)
             call.requests.access = access

@@ -14,7 +14,8 @@ import numpy as np
 from bk_spark.bookie.auth.providers import Peer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, Receiving
-from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S
+from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S, ConnectionAccess
+from bookie_server.net.common.access.pauses import RefusalPauses
 from bookie_server.net.common.kernel_room import Socket
 from bookie_server.net.native.gate import Gate
 from bookie_server.net.native.protocols import Protocols
@@ -29,6 +30,7 @@ _PAUSED_BY_ADDS: Final = 4
 _PAUSED_BY_READS: Final = 8
 _PAUSED_BY_ANSWERS: Final = 16
 _PAUSED_BY_FRAMES: Final = 32
+_PAUSED_BY_REFUSAL: Final = 128
 #: Some requests of the last receive are not handled yet.
 _PAUSED_BY_TURN: Final = 64
 
@@ -64,7 +66,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._receiving = Receiving(shared.common_buffer)
         self._requests = RequestContext(
-            shared, adds_changed=self._adds_changed, reads_changed=self._reads_changed, failed=self._close_failed
+            shared,
+            adds_changed=self._adds_changed,
+            reads_changed=self._reads_changed,
+            refused=self._refused,
+            failed=self._close_failed,
         )
         self.answers = self._requests.answers
         self._protocols = Protocols(self._requests)
@@ -78,7 +84,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._paused = 0
         self._is_made = False
         #: Stands before the handlers, unless every request is obeyed.
-        self._gate = Gate(self.answers, None, self._end_failed_login) if refuses else None
+        self._gate = self._new_gate(None) if refuses else None
+        self._refusal_pauses: RefusalPauses | None = None
         self._login_timeout: asyncio.TimerHandle | None = None
         #: The frame of the login that came in clear, before the handshake.
         self.early_login = b""
@@ -340,12 +347,24 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     # --- who the peer is ---------------------------------------------------------------------------
 
+    def _new_gate(self, access: ConnectionAccess | None) -> Gate:
+        return Gate(self.answers, access, self._refused, self._end_failed_login)
+
+    def _refused(self) -> None:
+        """Read nothing for a while, because the peer asks for what it may not."""
+        if self._paused & _PAUSED_BY_REFUSAL:
+            return
+        if self._refusal_pauses is None:
+            self._refusal_pauses = RefusalPauses(self._shared.pauses)
+        self.pause(_PAUSED_BY_REFUSAL)
+        self._loop.call_later(self._refusal_pauses.next_s(self._loop.time()), self.resume, _PAUSED_BY_REFUSAL)
+
     def _begin_access(self) -> None:
         """Decide whether requests are obeyed, as far as is known yet."""
         access = self._shared.access
         if access is None or self._gate is not None:
             return
-        gate = Gate(self.answers, access.begin(Peer(self._peer, self.peer_certificate)), self._end_failed_login)
+        gate = self._new_gate(access.begin(Peer(self._peer, self.peer_certificate)))
         if gate.is_open:
             self._requests.access = gate.access
             return
@@ -376,7 +395,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
         self._end_login()
         self.pause(PAUSED_BY_END)
-        self._login_timeout = self._loop.call_later(self._shared.login_pauses.next_s(), end)
+        self._login_timeout = self._loop.call_later(self._shared.pauses.login_s(), end)
 
     def _end_login(self) -> None:
         if self._login_timeout is not None:

@@ -36,16 +36,23 @@ class Gate:
         Those of the connection.
     access
         What is known of the peer. None: it will never be allowed anything.
+    refused
+        Called when a request is refused.
     end_login
         Called when a login has failed, with what answers it and closes the connection. To be called after a while:
         whoever tries again and again costs little then.
     """
 
     def __init__(
-        self, answers: Answers, access: ConnectionAccess | None, end_login: Callable[[Callable[[], None]], None]
+        self,
+        answers: Answers,
+        access: ConnectionAccess | None,
+        refused: Callable[[], None],
+        end_login: Callable[[Callable[[], None]], None],
     ) -> None:
         self._answers = answers
         self._access = access
+        self._refused = refused
         self._end_login = end_login
         #: Whether the peer has sent a v2 frame.
         self.is_v2 = False
@@ -115,6 +122,7 @@ class Gate:
 
     def _refuse(self, frames: Frames, body: Buffer) -> None:
         answers = self._answers
+        self._refused()
         if is_v3(body):
             header = parse_request(body).header
             # Java's client takes any other answer to START_TLS for a bookie that cannot be reached.

@@ -32,6 +32,8 @@ class RequestContext:
         What all connections share.
     adds_changed, reads_changed
         Called when the number of waiting adds or reads has changed.
+    refused
+        Called when a request is refused, because the peer has no right to it.
     failed
         Called while an unexpected exception is being handled. Closes the connection.
     """
@@ -42,6 +44,7 @@ class RequestContext:
         *,
         adds_changed: Callable[[], None],
         reads_changed: Callable[[], None],
+        refused: Callable[[], None],
         failed: Callable[[], None],
     ) -> None:
         self.shared = shared
@@ -54,7 +57,7 @@ class RequestContext:
         #: The time the connection was served lately, in µs.
         self.time_share = Share(HALF_LIFE_S)
         self._loop = asyncio.get_running_loop()
-        self._adds_changed, self._failed = adds_changed, failed
+        self._adds_changed, self._refused, self._failed = adds_changed, refused, failed
 
     def end(self) -> None:
         """The connection is lost. Adds that were accepted go on without it."""
@@ -62,11 +65,14 @@ class RequestContext:
         self.reads.cancel()
         self.shared.fences.forget(self)
         # The callbacks know the connection. Without them it is freed at once, not by a later search for cycles.
-        self._adds_changed, self._failed = ignore_change, log_failure
+        self._adds_changed, self._refused, self._failed = ignore_change, ignore_change, log_failure
 
     def may(self, needed: int) -> bool:
         """Whether the peer has the rights ``needed`` (rights.py). If not, its request must be refused: UNAUTHORIZED."""
-        return self.access is None or self.access.may(needed)
+        if self.access is None or self.access.may(needed):
+            return True
+        self._refused()
+        return False
 
     @property
     def may_answer_now(self) -> bool:

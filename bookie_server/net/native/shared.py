@@ -9,7 +9,7 @@ from typing import Protocol
 from bk_spark.protocol.wire.framing import CommonBuffer
 from bookie_server.bookie import Bookie
 from bookie_server.net.common.access.front_access import FrontAccess
-from bookie_server.net.common.access.login_pauses import LoginPauses
+from bookie_server.net.common.access.pauses import Spread
 from bookie_server.net.common.fair_slots import FairSlots
 from bookie_server.net.common.half_frames import HalfFrames
 from bookie_server.net.common.kernel_room import KernelRoom
@@ -56,7 +56,7 @@ class Shared:
         self.read_slots = FairSlots(config.read_slots)
         self.slices = Slices()
         self.outbox = Outbox()
-        self.login_pauses = LoginPauses()
+        self.pauses = Spread()
         self.fences = Fences(bookie)
         self.recovery_adds = RecoveryAdds()
         self.kernel_room = KernelRoom()

@@ -265,8 +265,8 @@ MUTATIONS: Final = (
     Mutation(
         "The first message of a call of gRPC must come in time.",
         "bookie_server/net/grpc/gate.py",
-        "async with asyncio.timeout(patience_s) as limit:",
-        "async with asyncio.timeout(None) as limit:",
+        "asyncio.timeout(None if patience_s is None else pause_s + patience_s)",
+        "asyncio.timeout(None)",
         ("tests/unit/test_net_grpc_places.py::test_calls_whose_first_message_never_comes_end",),
     ),
     Mutation(
@@ -426,9 +426,46 @@ MUTATIONS: Final = (
     Mutation(
         "A failed login is answered after a while.",
         "bookie_server/net/native/connection.py",
-        "call_later(self._shared.login_pauses.next_s(), end)",
+        "call_later(self._shared.pauses.login_s(), end)",
         "call_later(0, end)",
         ("tests/unit/test_net_access.py::test_n1_a_wrong_login_is_answered_after_a_while[v2]",),
+    ),
+    Mutation(
+        "Who asks for what it may not is not read for a while.",
+        "bookie_server/net/native/connection.py",
+        "        self.pause(_PAUSED_BY_REFUSAL)\n",
+        "",
+        (
+            "tests/unit/test_net_authorization.py"
+            "::test_n1_who_has_no_right_and_asks_again_at_once_is_answered_less_and_less_often[v2-read]",
+        ),
+    ),
+    Mutation(
+        "So is who has the wrong role.",
+        "bookie_server/net/native/gate.py",
+        "        self._refused()\n",
+        "",
+        (
+            "tests/unit/test_net_access.py"
+            "::test_n1_who_is_refused_and_asks_again_at_once_is_answered_less_and_less_often[v3]",
+        ),
+    ),
+    Mutation(
+        "So is who has the wrong right in a call of gRPC.",
+        "bookie_server/net/grpc/gate.py",
+        "                    if pause_s:\n",
+        "                    if False:\n",
+        (
+            "tests/unit/test_net_authorization.py"
+            "::test_n1_calls_without_the_right_are_answered_less_and_less_often[Add]",
+        ),
+    ),
+    Mutation(
+        "Refused calls that wait have no places.",
+        "bookie_server/net/grpc/gate.py",
+        "        self.refused()\n        self.leave_place()\n",
+        "        self.refused()\n",
+        ("tests/unit/test_net_authorization.py::test_n1_refused_calls_that_wait_keep_nobody_out_and_are_few",),
     ),
     Mutation(
         "Only entries that are in the memory of an answer as a whole are that answer.",

@@ -21,6 +21,7 @@ from bookie_server.net.native.shared import Shared
 _CERTIFICATE: Final = "x509_pem_cert"
 #: The metadata of a token.
 _AUTHORIZATION: Final = "authorization"
+_NO_RIGHT: Final = "the bookie's authorizationFile does not allow this call"
 
 
 def certificate_of(context: Context) -> bytes | None:
@@ -39,13 +40,15 @@ async def admit(shared: Shared, context: Context, needed: int = 0) -> Connection
     else:
         logged_in = _session_of(context)
         if logged_in is None:
-            await context.abort(StatusCode.UNAUTHENTICATED, "clients of this bookie log in first (sessions.proto)")
+            await _refuse(context, StatusCode.UNAUTHENTICATED, "clients of this bookie log in first (sessions.proto)")
             raise AssertionError  # that has ended the call
         access = logged_in
     if not access.is_allowed:
-        await context.abort(StatusCode.UNAUTHENTICATED, "the caller's certificate has no role that this bookie allows")
+        await _refuse(
+            context, StatusCode.UNAUTHENTICATED, "the caller's certificate has no role that this bookie allows"
+        )
     if not access.may(needed):
-        await context.abort(StatusCode.PERMISSION_DENIED, "the bookie's authorizationFile does not allow this call")
+        await _refuse(context, StatusCode.PERMISSION_DENIED, _NO_RIGHT)
     return access
 
 
@@ -63,7 +66,7 @@ async def admit_operator(shared: Shared, tokens: AdminAccess, context: Context, 
     access = await admit(shared, context)
     if access is not None and shared.access is not None and shared.access.authorization is not None:
         if not access.may(ADMIN):
-            await context.abort(StatusCode.PERMISSION_DENIED, "the bookie's authorizationFile does not allow this call")
+            await _refuse(context, StatusCode.PERMISSION_DENIED, _NO_RIGHT)
         if access.names:
             return " ".join(map(repr, access.names))
     shown = [value for key, value in context.invocation_metadata() or () if key == _AUTHORIZATION]
@@ -73,5 +76,10 @@ async def admit_operator(shared: Shared, tokens: AdminAccess, context: Context, 
         refused = error
     else:
         return "token" if changes else "-"
-    await context.abort(status_of_http(refused.status), str(refused))
+    await _refuse(context, status_of_http(refused.status), str(refused))
     raise refused
+
+
+async def _refuse(context: Context, status: StatusCode, reason: str) -> None:
+    await context.wait_refused()
+    await context.abort(status, reason)
