@@ -74,7 +74,8 @@ class Operator:
         return OK
 
     async def statuses(self, names: Any) -> set[grpc.StatusCode]:
-        return {await self.status(name) for name in names}
+        # Together, since the bookie lets those wait that are refused again and again.
+        return {*await asyncio.gather(*map(self.status, names))}
 
 
 def address_of(zookeeper: ZooKeeper, root: str, bookie: BookieProcess) -> str:

@@ -178,12 +178,13 @@ class GrpcServer:
         *,
         counted: bool = True,
     ) -> Any:
-        """``needed`` are rights. With ``counted`` callers without them are counted and logged."""
+        """``needed`` are rights. With ``counted`` callers without them are counted and logged, and wait."""
 
         async def handle(data: bytes, context: Context) -> bytes:
             access = await admit(self._shared, context)
             if access is not None and not (access.may if counted else access.has)(needed):
-                await context.wait_refused()
+                if counted:
+                    await context.wait_refused()
                 return answer(code=pb.CODE_UNAUTHORIZED).SerializeToString()
             call = Call(self._shared, self._stuck, context)
             call.requests.access = access

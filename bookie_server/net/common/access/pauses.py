@@ -13,7 +13,7 @@ from typing import Final
 #: The pauses after failed logins are between half of this and one and a half times this.
 _LOGIN_MEAN_S: Final = 0.5
 #: The pause after the first refused request of a connection. Each further one is twice as long, up to the longest.
-_FIRST_REFUSAL_S: Final = 0.001
+_FIRST_REFUSAL_S: Final = 0.05
 _LONGEST_REFUSAL_S: Final = 1.0
 #: After so long without a refused request, the next one is the first again.
 _FORGOTTEN_AFTER_S: Final = 10.0
