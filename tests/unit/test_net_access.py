@@ -286,6 +286,9 @@ def test_n1_who_is_refused_and_asks_again_at_once_is_answered_less_and_less_ofte
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), access=roles()) as served:
             peer = await served.connect()
+            begun = time.monotonic()
+            assert await answers_in(0.1, peer, reads((1, 1)) if v2 else _INFO) == 1
+            assert time.monotonic() - begun >= 0.25  # so it gains nothing by another connection
             assert await answers_in(0.5, peer, reads((1, 1)) if v2 else _INFO) <= 8
 
     run(test)

@@ -242,6 +242,10 @@ def test_n1_who_has_no_right_and_asks_again_at_once_is_answered_less_and_less_of
             for user in ("owner", "nobody"):
                 peer = await served.connect()
                 await Talk(peer, v2=v2).log_in(user)
+                begun = time.monotonic()
+                assert await answers_in(0.01, peer, request) >= 1
+                # Who may do nothing gains nothing by another connection.
+                assert (time.monotonic() - begun >= 0.25) == (user == "nobody")
                 counts[user] = await answers_in(0.5, peer, request)
             assert counts["nobody"] <= 8
             assert counts["owner"] > 2 * counts["nobody"]

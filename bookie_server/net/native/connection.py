@@ -356,8 +356,11 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         if self._refusal_pauses is None:
             self._refusal_pauses = RefusalPauses(self._shared.pauses)
+        self._pause_for(self._refusal_pauses.next_s(self._loop.time()))
+
+    def _pause_for(self, pause_s: float) -> None:
         self.pause(_PAUSED_BY_REFUSAL)
-        self._loop.call_later(self._refusal_pauses.next_s(self._loop.time()), self.resume, _PAUSED_BY_REFUSAL)
+        self._loop.call_later(pause_s, self.resume, _PAUSED_BY_REFUSAL)
 
     def _begin_access(self) -> None:
         """Decide whether requests are obeyed, as far as is known yet."""
@@ -366,11 +369,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         gate = self._new_gate(access.begin(Peer(self._peer, self.peer_certificate)))
         if gate.is_open:
-            self._requests.access = gate.access
+            self._let_in(gate)
             return
         self._gate = gate
         if gate.awaits_login:
             self._login_timeout = self._loop.call_later(LOGIN_TIMEOUT_S, self._login_took_too_long, gate)
+        else:
+            self._pause_for(self._shared.pauses.login_s())
         if self.early_login:
             size = len(self.early_login) - LENGTH_BYTES
             self._handle(Frames(memoryview(self.early_login), np.array([LENGTH_BYTES]), np.array([size])))
@@ -380,9 +385,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         if gate.is_open:
             self._end_login()
             self._gate, self._protocols.is_v2 = None, gate.is_v2
-            self._requests.access = gate.access
+            self._let_in(gate)
             self._owner.active(self)
         return rest
+
+    def _let_in(self, gate: Gate) -> None:
+        self._requests.access = gate.access
+        if gate.access is not None and not gate.access.rights:
+            self._pause_for(self._shared.pauses.login_s())
 
     def _login_took_too_long(self, gate: Gate) -> None:
         gate.give_up()

@@ -441,7 +441,27 @@ MUTATIONS: Final = (
         ),
     ),
     Mutation(
-        "So is who has the wrong role.",
+        "Who may do nothing is read later from the beginning.",
+        "bookie_server/net/native/connection.py",
+        "if gate.access is not None and not gate.access.rights:",
+        "if False:",
+        (
+            "tests/unit/test_net_authorization.py"
+            "::test_n1_who_has_no_right_and_asks_again_at_once_is_answered_less_and_less_often[v2-read]",
+        ),
+    ),
+    Mutation(
+        "So is who has the wrong role, if there are no logins.",
+        "bookie_server/net/native/connection.py",
+        "        else:\n            self._pause_for(self._shared.pauses.login_s())\n",
+        "",
+        (
+            "tests/unit/test_net_access.py"
+            "::test_n1_who_is_refused_and_asks_again_at_once_is_answered_less_and_less_often[v3]",
+        ),
+    ),
+    Mutation(
+        "Who has the wrong role is not read for a while after a refusal.",
         "bookie_server/net/native/gate.py",
         "        self._refused()\n",
         "",
