@@ -30,9 +30,10 @@ _PAUSED_BY_ADDS: Final = 4
 _PAUSED_BY_READS: Final = 8
 _PAUSED_BY_ANSWERS: Final = 16
 _PAUSED_BY_FRAMES: Final = 32
-_PAUSED_BY_REFUSAL: Final = 128
 #: Some requests of the last receive are not handled yet.
 _PAUSED_BY_TURN: Final = 64
+#: The peer asks for what it may not.
+_PAUSED_BY_REFUSAL: Final = 128
 
 #: Frames of a receive that are parsed in a later turn: at most, at least, and for each that was handled of the slice
 #: before. Parsing costs as much as handling, and of fencing reads few are handled at a time.
@@ -351,7 +352,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return Gate(self.answers, access, self._refused, self._end_failed_login)
 
     def _refused(self) -> None:
-        """Read nothing for a while, because the peer asks for what it may not."""
+        """A request was refused, because the peer has no right to it: read nothing for a while."""
         if self._paused & _PAUSED_BY_REFUSAL:
             return
         if self._refusal_pauses is None:
