@@ -153,13 +153,16 @@ class Watch(LedgerWatch):
             require(getattr(before, name) <= getattr(head, name), f"{name} moved back: {before} -> {head}")
         log.head = head
         self._check_past(log, before)
-        segments = self._segments(log, head)
-        self._check_new(log, segments)
+        # Whoever overwrites a log seals its open tail in the same transaction, maybe in a page that it drops.
+        first_page = head.first_page
+        while first_page > before.first_page and self._zk.read(log.paths.page(first_page - 1)) is not None:
+            first_page -= 1
+        self._check_new(log, self._segments(log, head, first_page))
         self._note_times(log)
         if self._zk.origin.kind in (RETENTION, MAINTENANCE) and head.first_offset > before.first_offset:
             self._check_retention(log, before.first_offset)
         self._check_promises(log)
-        self._note_references(log, segments)
+        self._note_references(log, self._segments(log, head, head.first_page))
 
     def _check_past(self, log: ListWatch, before: Head) -> None:
         """What reads as of a commit were promised stays in the list: the states of as long as the policy says."""
@@ -212,10 +215,10 @@ class Watch(LedgerWatch):
                 f"retention drops {segment}, which was sealed {age_ms} ms ago: {policy}",
             )
 
-    def _segments(self, log: ListWatch, head: Head) -> list[Segment]:
-        """All segments in the pages, with the open tail at the end."""
+    def _segments(self, log: ListWatch, head: Head, first_page: int) -> list[Segment]:
+        """All segments in the pages from ``first_page`` on, with the open tail at the end."""
         segments: list[Segment] = []
-        for number in range(head.first_page, head.tail_page + 1):
+        for number in range(first_page, head.tail_page + 1):
             page = self._page(log, head, number)
             require(not segments or page.base_offset == segments[-1].end_offset, f"page {number} leaves a hole")
             segments += page.table
