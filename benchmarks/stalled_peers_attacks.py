@@ -14,7 +14,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -220,17 +220,25 @@ def _handshake(port: int, context: ssl.SSLContext, *, reads: bool = False) -> Ca
     """A connection that becomes TLS. ``reads``: wait for the bookie to close it."""
 
     async def once() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.write(start_tls_request())
-            await reader.readexactly(_GRANTED_BYTES)
-            await writer.start_tls(context, server_hostname="elsewhere")
+        async with _secured(port, context) as (reader, _):
             if reads:
                 await reader.read()
-        finally:
-            writer.transport.abort()
 
     return once
+
+
+@contextlib.asynccontextmanager
+async def _secured(
+    port: int, context: ssl.SSLContext
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(start_tls_request())
+        await reader.readexactly(_GRANTED_BYTES)
+        await writer.start_tls(context, server_hostname="elsewhere")
+        yield reader, writer
+    finally:
+        writer.transport.abort()
 
 
 async def wrong_logins(attacker: Attacker) -> Callable[[], Awaitable[object]]:
@@ -259,17 +267,11 @@ async def wrong_role(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     asked = wire_v2.read_requests(attacker.ledger_id, [1]) + add_frame(attacker.ledger_id, 1, size=100)
 
     async def ask(times: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
-        try:
-            writer.write(start_tls_request())
-            await reader.readexactly(_GRANTED_BYTES)
-            await writer.start_tls(context, server_hostname="elsewhere")
+        async with _secured(attacker.port, context) as (reader, writer):
             for _ in range(times):
                 writer.write(asked)
                 for _ in range(2):
                     assert int.from_bytes((await _frame(reader))[4:8], "big") == Code.UNAUTHORIZED
-        finally:
-            writer.transport.abort()
 
     return _again_and_again(lambda: ask(1), lambda: ask(1 << 40))
 

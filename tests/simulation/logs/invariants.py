@@ -157,12 +157,13 @@ class Watch(LedgerWatch):
         first_page = head.first_page
         while first_page > before.first_page and self._zk.read(log.paths.page(first_page - 1)) is not None:
             first_page -= 1
-        self._check_new(log, self._segments(log, head, first_page))
+        segments = self._segments(log, head, head.first_page)
+        self._check_new(log, segments if first_page == head.first_page else self._segments(log, head, first_page))
         self._note_times(log)
         if self._zk.origin.kind in (RETENTION, MAINTENANCE) and head.first_offset > before.first_offset:
             self._check_retention(log, before.first_offset)
         self._check_promises(log)
-        self._note_references(log, self._segments(log, head, head.first_page))
+        self._note_references(log, segments)
 
     def _check_past(self, log: ListWatch, before: Head) -> None:
         """What reads as of a commit were promised stays in the list: the states of as long as the policy says."""
