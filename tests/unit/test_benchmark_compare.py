@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
 import pytest
 
 from benchmarks import compare
-from benchmarks.compare import Key, key_of, losses
+from benchmarks.compare import Key, Values, key_of, losses, rounds_and_losses
 
 CPU: Key = ("bookie_raw", "adds.bookie_cpu", "us/entry", "size=1024")
 RATE: Key = ("bookie_raw", "adds.entries", "entries/s", "size=1024")
@@ -34,14 +35,45 @@ def test_a_figure_is_told_by_its_words_and_its_size() -> None:
 )
 def test_a_loss(base: list[float], here: list[float], lost: int) -> None:
     rates = {RATE: [100.0, 100.0]}
-    found = losses({CPU: base} | rates, {CPU: here} | {RATE: [1.0, 1.0]}, 1.2, re.compile("cpu"))
+    found = losses({CPU: base} | rates, {CPU: here} | {RATE: [1.0, 1.0]}, 1.2, re.compile("cpu"), min)
     assert len(found) == lost
-    assert all("adds.bookie_cpu" in each and "times the base" in each for each in found)
+    assert all(key == CPU and "times the base" in each for key, each in found.items())
 
 
 def test_only_figures_of_both_sides_are_compared() -> None:
-    assert losses({CPU: [1.0]}, {}, 1.2, re.compile("cpu")) == []
-    assert losses({CPU: [1.0]}, {CPU: [9.0]}, math.inf, re.compile("cpu")) == []
+    assert losses({CPU: [1.0]}, {}, 1.2, re.compile("cpu"), min) == {}
+    assert losses({CPU: [1.0]}, {CPU: [9.0]}, math.inf, re.compile("cpu"), min) == {}
+
+
+@pytest.mark.parametrize(
+    ("base", "here", "losses_found", "rounds"),
+    [
+        ([4.0], [4.1, 4.2], [], 2),
+        (
+            [4.0],
+            [5.0],
+            [f"{' '.join(CPU)}: lowest 1.25 times the base (4 -> 5), medians 1.25 times the base (4 -> 5)"],
+            10,
+        ),
+        # In one of ten rounds the base found the machine at its fastest.
+        ([4.0, 3.0, 4.0], [4.1], [], 10),
+        # The first rounds were disturbed, not the next ones.
+        ([4.0], [5.0, 5.0, 4.1], [], 4),
+    ],
+)
+def test_rounds_are_added_before_a_loss_counts(
+    base: list[float], here: list[float], losses_found: list[str], rounds: int
+) -> None:
+    given = {
+        side: itertools.chain(values, itertools.repeat(values[-1])) for side, values in (("base", base), ("here", here))
+    }
+
+    def run(side: str, values: Values) -> None:
+        values[CPU].append(next(given[side]))
+
+    found, lost = rounds_and_losses(run, 2, 1.2, re.compile("cpu"))
+    assert lost == losses_found
+    assert len(found["base"][CPU]) == len(found["here"][CPU]) == rounds
 
 
 def test_a_base_that_is_no_commit() -> None:
