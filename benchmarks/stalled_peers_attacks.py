@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.stalled_peers_grpc_attacks import GRPC_ATTACKS
 from bk_spark.protocol.auth.digest_md5 import DigestMd5Client
@@ -58,15 +58,25 @@ class Attacker:
         self.directory = directory
 
     async def connect(self, receive_bytes: int | None = None) -> socket.socket:
-        connected = self.stack.enter_context(socket.socket())
-        connected.setblocking(False)
-        # The kernel chooses the port when it knows both addresses, so all have room.
-        connected.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-        connected.bind((self.source, 0))
-        if receive_bytes is not None:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
+        """Connect, and keep the socket until the end."""
+        return self.stack.enter_context(await self._connected(receive_bytes))
+
+    async def _connected(self, receive_bytes: int | None = None) -> socket.socket:
+        with contextlib.ExitStack() as failing:
+            connected = failing.enter_context(socket.socket())
+            connected.setblocking(False)
+            # The kernel chooses the port when it knows both addresses, so all have room.
+            connected.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+            connected.bind((self.source, 0))
+            if receive_bytes is not None:
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.port))
+            failing.pop_all()
         return connected
+
+    async def open(self, **tls: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection with streams. ``tls``: what asyncio takes for a handshake at once."""
+        return await asyncio.open_connection(sock=await self._connected(), **tls)
 
 
 async def send(connected: socket.socket, data: bytes, patience_s: float = 5.0) -> None:
@@ -153,7 +163,7 @@ async def fencing_reads(attacker: Attacker) -> Callable[[], Awaitable[object]]:
 
 async def handshakes(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     """Make TLS connections and close them, one after the other."""
-    return _again_and_again(_handshake(attacker.port, _client_context()))
+    return _again_and_again(_handshake(attacker, _client_context()))
 
 
 async def failed_handshakes(attacker: Attacker) -> Callable[[], Awaitable[object]]:
@@ -166,7 +176,7 @@ async def failed_handshakes(attacker: Attacker) -> Callable[[], Awaitable[object
     refusing.verify_mode = ssl.CERT_REQUIRED
 
     async def in_clear() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+        reader, writer = await attacker.open()
         try:
             writer.write(start_tls_request() + wire_v2.read_requests(attacker.ledger_id, [1]))
             await reader.read()
@@ -174,11 +184,11 @@ async def failed_handshakes(attacker: Attacker) -> Callable[[], Awaitable[object
             writer.transport.abort()
 
     async def without_start_tls() -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", attacker.port, ssl=_client_context())
+        _, writer = await attacker.open(ssl=_client_context(), server_hostname="elsewhere")
         writer.transport.abort()
 
     contexts = _client_context(), stranger, refusing
-    kinds = [in_clear, without_start_tls, *(_handshake(attacker.port, each, reads=True) for each in contexts)]
+    kinds = [in_clear, without_start_tls, *(_handshake(attacker, each, reads=True) for each in contexts)]
     return _again_and_again(*kinds)
 
 
@@ -190,7 +200,7 @@ async def stalled_handshakes(attacker: Attacker) -> Callable[[], Awaitable[objec
     async def stall(number: int) -> None:
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+                reader, writer = await attacker.open()
                 try:
                     writer.write(start_tls_request())
                     await reader.readexactly(_GRANTED_BYTES)
@@ -216,11 +226,11 @@ def _client_context() -> ssl.SSLContext:
     return context
 
 
-def _handshake(port: int, context: ssl.SSLContext, *, reads: bool = False) -> Callable[[], Awaitable[None]]:
+def _handshake(attacker: Attacker, context: ssl.SSLContext, *, reads: bool = False) -> Callable[[], Awaitable[None]]:
     """A connection that becomes TLS. ``reads``: wait for the bookie to close it."""
 
     async def once() -> None:
-        async with _secured(port, context) as (reader, _):
+        async with _secured(attacker, context) as (reader, _):
             if reads:
                 await reader.read()
 
@@ -229,9 +239,9 @@ def _handshake(port: int, context: ssl.SSLContext, *, reads: bool = False) -> Ca
 
 @contextlib.asynccontextmanager
 async def _secured(
-    port: int, context: ssl.SSLContext
+    attacker: Attacker, context: ssl.SSLContext
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await attacker.open()
     try:
         writer.write(start_tls_request())
         await reader.readexactly(_GRANTED_BYTES)
@@ -245,7 +255,7 @@ async def wrong_logins(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     """Log in with a wrong password, one after the other."""
 
     async def once() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+        reader, writer = await attacker.open()
         try:
             writer.write(auth_request(AuthMessage(SASL, b""), v2=True))
             challenge = auth_answer_of(await _frame(reader), v2=True)
@@ -267,7 +277,7 @@ async def wrong_role(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     asked = wire_v2.read_requests(attacker.ledger_id, [1]) + add_frame(attacker.ledger_id, 1, size=100)
 
     async def ask(times: int) -> None:
-        async with _secured(attacker.port, context) as (reader, writer):
+        async with _secured(attacker, context) as (reader, writer):
             for _ in range(times):
                 writer.write(asked)
                 for _ in range(2):

@@ -453,11 +453,12 @@ def test_half_a_frame_and_then_nothing(bookie: BookieProcess, ledger: int) -> No
 
 
 def test_random_bytes_never_end_the_bookie(bookie: BookieProcess, ledger: int) -> None:
-    for _ in range(50):
-        with bookie.connect() as connection:
-            connection.send(os.urandom(2000))
-            connection.socket.shutdown(socket.SHUT_WR)
-            assert connection.closed_by_peer()
+    with contextlib.ExitStack() as connections:
+        peers = [connections.enter_context(bookie.connect()) for _ in range(50)]
+        for peer in peers:
+            peer.send(os.urandom(2000))
+            peer.socket.shutdown(socket.SHUT_WR)
+        assert all(peer.closed_by_peer() for peer in peers)
     with bookie.connect() as connection:
         assert connection.add(ledger, [0]) == [Code.OK]
 

@@ -245,7 +245,7 @@ def test_n1_who_has_no_right_and_asks_again_at_once_is_answered_less_and_less_of
                 begun = time.monotonic()
                 assert await answers_in(0.01, peer, request) >= 1
                 # Who may do nothing gains nothing by another connection.
-                assert (time.monotonic() - begun >= 0.25) == (user == "nobody")
+                assert (time.monotonic() - begun >= 0.5) == (user == "nobody")
                 counts[user] = await answers_in(0.5, peer, request)
             assert counts["nobody"] <= 8
             assert counts["owner"] > 2 * counts["nobody"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
+import time
 from pathlib import Path
 from typing import cast
 
@@ -12,11 +14,13 @@ import pytest
 
 from bk_spark.bookie.tls.transport import TlsTransport
 from bk_spark.protocol.wire.start_tls import start_tls_request
+from bookie_server.net.common.access.pauses import FailedLately, Spread
 from bookie_server.net.common.entrance import handshakes
 from bookie_server.net.common.entrance.awaited import Awaited, late
 from bookie_server.net.common.entrance.handshakes import Line
 from bookie_server.net.common.entrance.newcomers import Newcomer
 from bookie_server.net.common.limits import NetConfig
+from tests.support.certificates import identity
 from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
 from tests.support.instances import instances
 from tests.unit.test_net_tls import client_context, connected, front_tls
@@ -26,11 +30,11 @@ _HELLO = b"\x16\x03\x01\x00\x40\x01\x00\x01\xfc\x03\x03" + bytes(58)
 
 
 class CountedLine(Line):
-    """Knows who waits."""
+    """Knows who waits, here or in the other line."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.waiting: set[TlsTransport | None] = set()
+    def __init__(self, pause_s: float, waiting: set[TlsTransport | None]) -> None:
+        super().__init__(pause_s)
+        self.waiting = waiting
 
     def add(self, handshake: TlsTransport) -> None:
         super().add(handshake)
@@ -70,8 +74,8 @@ class Steps:
                 self.now -= 1
 
         monkeypatch.setattr(TlsTransport, "step", step)
-        self.line = CountedLine()
-        monkeypatch.setattr(handshakes, "Line", lambda: self.line)
+        self.waiting: set[TlsTransport | None] = set()
+        monkeypatch.setattr(handshakes, "Line", lambda pause_s: CountedLine(pause_s, self.waiting))
 
     @property
     def in_thread(self) -> int:
@@ -88,7 +92,7 @@ async def _begun(served: Front) -> Peer:
 
 
 def test_the_newest_and_the_oldest_go_in_turn() -> None:
-    line, some = Line(), [cast(TlsTransport, object()) for _ in range(5)]
+    line, some = Line(0.0), [cast(TlsTransport, object()) for _ in range(5)]
     for one in [*some, some[2]]:
         line.add(one)
     line.remove(some[3])
@@ -128,7 +132,7 @@ def test_n1_others_are_served_while_a_step_takes_long(tmp_path: Path, monkeypatc
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
             for _ in range(20):
                 await _begun(served)
-            await until(lambda: len(steps.line.waiting) == 19)
+            await until(lambda: len(steps.waiting) == 19)
             plain = await served.connect()
             await plain.send(reads((1, 1)))
             assert await plain.codes(1) == [0]
@@ -149,7 +153,7 @@ def test_nothing_is_computed_for_who_has_hung_up(tmp_path: Path, monkeypatch: py
             await _begun(served)
             for _ in range(5):
                 (await _begun(served)).socket.close()
-            await until(lambda: len(steps.line.waiting) == 5)
+            await until(lambda: len(steps.waiting) == 5)
             steps.go.set()
             async with connected(served, client_context(tmp_path / "client")) as peer:
                 peer.send(reads((1, 1)))
@@ -170,7 +174,7 @@ def test_who_gives_up_or_gives_way_leaves_the_line(tmp_path: Path, monkeypatch: 
             for _ in range(12):
                 await _begun(served)
             assert served.server.evicted_connections >= 8
-            await until(lambda: len(steps.line.waiting) <= 4)
+            await until(lambda: len(steps.waiting) <= 4)
             steps.go.set()
 
     run(test)
@@ -242,7 +246,7 @@ def test_the_bookie_ends_while_handshakes_wait(tmp_path: Path, monkeypatch: pyte
             steps.go.clear()
             for _ in range(5):
                 await _begun(served)
-            await until(lambda: len(steps.line.waiting) == 4)
+            await until(lambda: len(steps.waiting) == 4)
             closing = asyncio.create_task(served.server.close())
             await until(lambda: served.server.connection_count == 0)
             assert not closing.done()
@@ -253,16 +257,112 @@ def test_the_bookie_ends_while_handshakes_wait(tmp_path: Path, monkeypatch: pyte
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tls-handshake")]
 
 
+@pytest.mark.parametrize("where", ["in the thread", "in the loop"])
+def test_n1_who_fails_a_handshake_is_told_after_a_while(tmp_path: Path, where: str) -> None:
+    """Who tries again and again costs little then. The first message fails in the thread, a certificate in the loop."""
+
+    async def test() -> None:
+        tls = front_tls(tmp_path, tlsClientAuthentication="true")
+        async with front(NetConfig(), HeldBookie(), tls=tls) as served:
+            if where == "in the loop":
+                stranger = client_context(tmp_path / "client", identity("stranger", signed_by="others"))
+                async with connected(served, stranger) as peer:
+                    begun = time.monotonic()
+                    assert isinstance(await peer.fails(), ssl.SSLError)
+            else:
+                clear = await served.connect()
+                await clear.send(start_tls_request())
+                await clear.body()
+                begun = time.monotonic()
+                await clear.send(reads((1, 1)))
+                with contextlib.suppress(ConnectionError):
+                    while await asyncio.wait_for(clear.loop.sock_recv(clear.socket, 1 << 16), 60):
+                        pass
+            assert time.monotonic() - begun >= 0.5
+            context = client_context(tmp_path / "good", identity("client"))
+            async with connected(served, context) as peer:
+                peer.send(reads((1, 1)))
+                assert (await peer.body())[4:8] == bytes(4)
+
+    run(test)
+
+
+def test_n1_who_failed_no_handshake_lately_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although a hundred others wait, of an address that failed one, and their line has a long pause."""
+    steps = Steps(monkeypatch)
+    monkeypatch.setattr(handshakes, "_SUSPECTS_PAUSE_S", 600.0)
+
+    async def test() -> None:
+        tls = front_tls(tmp_path)
+        async with front(NetConfig(), HeldBookie(), tls=tls) as served:
+            for number in range(2):  # the first one fails, so the other's step is in the line of those that did
+                peer = await served.connect()
+                await peer.send(start_tls_request())
+                await peer.body()
+                await peer.send(reads((1, 1)))
+                await until(lambda: steps.in_thread > number)  # noqa: B023
+            for _ in range(100):
+                await _begun(served)
+            await until(lambda: len(steps.waiting) == 100)
+            async with connected(served, client_context(tmp_path / "client"), source="127.0.0.2") as other:
+                other.send(reads((1, 1)))
+                assert (await other.body())[4:8] == bytes(4)
+            assert len(steps.waiting) == 100
+
+    run(test)
+
+
+def test_who_leaves_during_a_handshake_has_failed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client that does not trust the bookie's certificate."""
+    made = instances(monkeypatch, FailedLately)
+
+    async def test() -> None:
+        tls = front_tls(tmp_path)
+        async with front(NetConfig(), HeldBookie(), tls=tls) as served:
+            (failed,) = made
+            with pytest.raises(ssl.SSLError):
+                async with connected(served, client_context(tmp_path / "client"), host="elsewhere"):
+                    pass
+            await until(lambda: tls.failed_handshakes == 1)
+            assert failed.includes("127.0.0.1", asyncio.get_running_loop().time())
+
+    run(test)
+
+
+def test_the_bookie_ends_before_who_failed_a_handshake_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spread, "failure_s", lambda _: 600.0)
+    steps = Steps(monkeypatch)
+
+    async def test() -> None:
+        async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
+            peer = await served.connect()
+            await peer.send(start_tls_request())
+            await peer.body()
+            await peer.send(reads((1, 1)))
+            await until(lambda: steps.in_thread == 1)
+            await asyncio.wait_for(served.server.close(), 60)
+            assert served.server.connection_count == 0
+            with contextlib.suppress(ConnectionError):
+                assert await peer.loop.sock_recv(peer.socket, 1) == b""
+
+    run(test)
+
+
 def test_tls_without_start_tls_is_named_once_in_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whether or not the bookie has certificates. A flood of such peers does not fill the log."""
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie()) as served:
-            for _ in range(50):
+
+            async def once() -> None:
                 with contextlib.suppress(ConnectionError):
                     peer = await served.connect()
                     await peer.send(_HELLO)
+                    begun = time.monotonic()
                     assert await peer.closed()
+                    assert time.monotonic() - begun >= 0.5  # so whoever comes again and again costs little
+
+            await asyncio.gather(*(once() for _ in range(50)))
 
     run(test)
     lines = [record.getMessage() for record in caplog.records]

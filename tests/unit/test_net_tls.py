@@ -74,8 +74,10 @@ class TlsPeer:
 
 
 @contextlib.asynccontextmanager
-async def connected(served: Front, context: ssl.SSLContext, host: str = "localhost") -> AsyncIterator[TlsPeer]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+async def connected(
+    served: Front, context: ssl.SSLContext, host: str = "localhost", *, source: str = "127.0.0.1"
+) -> AsyncIterator[TlsPeer]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port, local_addr=(source, 0))
     try:
         writer.write(start_tls_request())
         assert await reader.readexactly(len(_GRANTED)) == _GRANTED
@@ -195,12 +197,12 @@ def test_requests_in_clear_are_refused_where_tls_is_required(tmp_path: Path) -> 
     run(test)
 
 
-def test_thousands_of_requests_in_clear_are_refused_in_turns(tmp_path: Path) -> None:
+def test_hundreds_of_requests_in_clear_are_refused_in_turns(tmp_path: Path) -> None:
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path, required=True)) as served:
             peer = await served.connect()
-            await peer.send(reads(*[(1, i) for i in range(5000)]))
-            assert set(await peer.codes(5000)) == {Code.UNAUTHORIZED}
+            await peer.send(reads(*[(1, i) for i in range(300)]))
+            assert set(await peer.codes(300)) == {Code.UNAUTHORIZED}
 
     run(test)
 

@@ -31,6 +31,9 @@ class Steps(Protocol):
     def leave(self, handshake: TlsTransport) -> None:
         """The connection has ended: no step is wanted."""
 
+    def failed(self, handshake: TlsTransport) -> float:
+        """The handshake has failed. Return how long its peer waits until it is told, in seconds."""
+
 
 async def secure(
     raw: asyncio.Transport,
@@ -59,7 +62,8 @@ async def secure(
     timeout_s
         The time for the handshake.
     steps
-        Where a bookie's costly step is computed. None: in the event loop, as the others.
+        Where a bookie's costly step is computed, and how soon failures are told. None: in the event loop, as the
+        others, and at once.
 
     Raises
     ------
@@ -96,6 +100,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._protocol = protocol
         self._buffer = buffer
         self._steps = steps
+        self._is_costly = steps is not None
         self._step_error: Exception | None = None
         self._stepping = False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -155,13 +160,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._is_open = False
             self._protocol.connection_lost(self._problem or exc)
         elif not self.made.done():
+            if self._steps is not None and self._problem is None:
+                self._steps.failed(self)
             closed = ConnectionResetError("the peer closed the connection during the handshake")
             self.made.set_exception(self._problem or exc or closed)
 
     # --- the handshake ---
 
     def _shake_hands(self) -> None:
-        if self._steps is None:
+        if self._steps is None or not self._is_costly:
             self.step()
             self.stepped()
         else:
@@ -188,7 +195,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._refuse(error)
             return
         if self._outgoing.pending:
-            self._steps = None  # the rest is cheap
+            self._is_costly = False  # the rest is cheap
             self._flush()
         if error is not None:
             return
@@ -199,11 +206,20 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._deliver()
 
     def _refuse(self, error: Exception) -> None:
-        """Send the alert. Closing at once could destroy it on its way: bytes that were not read reset a connection."""
         self._closing = True
         self._problem = error
+        if self._steps is None:
+            self._send_alert()
+        else:
+            self._raw.pause_reading()
+            self._loop.call_later(self._steps.failed(self), self._send_alert)
+
+    def _send_alert(self) -> None:
+        """Tell the peer why. Closing at once could destroy the alert on its way: bytes that were not read reset a
+        connection."""
         self._flush()
         if not self._raw.is_closing():
+            self._raw.resume_reading()  # to see when the peer closes
             self._raw.write_eof()
             self._loop.call_later(_ALERT_TIMEOUT_S, self._raw.abort)
 

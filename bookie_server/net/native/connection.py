@@ -84,6 +84,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._peer = "?"
         self._paused = 0
         self._is_made = False
+        #: Whether a whole frame has come.
+        self._has_spoken = False
         #: Stands before the handlers, unless every request is obeyed.
         self._gate = self._new_gate(None) if refuses else None
         self._refusal_pauses: RefusalPauses | None = None
@@ -164,6 +166,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             if (frames is not None or self._has_large) and self._gate is None:
                 self._owner.active(self)
             if frames is not None:
+                self._has_spoken = True
                 self._handle(frames)
             self._note_half_frame(is_new=frames is not None)
             self._shared.turns.received(self)
@@ -376,7 +379,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if gate.awaits_login:
             self._login_timeout = self._loop.call_later(LOGIN_TIMEOUT_S, self._login_took_too_long, gate)
         else:
-            self._pause_for(self._shared.pauses.login_s())
+            self._pause_for(self._shared.pauses.failure_s())
         if self.early_login:
             size = len(self.early_login) - LENGTH_BYTES
             self._handle(Frames(memoryview(self.early_login), np.array([LENGTH_BYTES]), np.array([size])))
@@ -393,7 +396,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _let_in(self, gate: Gate) -> None:
         self._requests.access = gate.access
         if gate.access is not None and not gate.access.rights:
-            self._pause_for(self._shared.pauses.login_s())
+            self._pause_for(self._shared.pauses.failure_s())
 
     def _login_took_too_long(self, gate: Gate) -> None:
         gate.give_up()
@@ -406,7 +409,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
         self._end_login()
         self.pause(PAUSED_BY_END)
-        self._login_timeout = self._loop.call_later(self._shared.pauses.login_s(), end)
+        self._login_timeout = self._loop.call_later(self._shared.pauses.failure_s(), end)
 
     def _end_login(self) -> None:
         if self._login_timeout is not None:
@@ -415,7 +418,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _close_bad(self, error: WireFormatError) -> None:
         self._shared.log.tell("connection from %s closed: %s", self._peer, error)
-        self.abort()
+        if self._has_spoken:
+            self.abort()
+        else:  # whoever speaks something else, and comes again and again, costs little then
+            self.pause(PAUSED_BY_END)
+            self._loop.call_later(self._shared.pauses.failure_s(), self.abort)
 
     def _close_failed(self) -> None:
         """Close because of the unexpected exception that is being handled."""

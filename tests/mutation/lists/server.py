@@ -426,7 +426,7 @@ MUTATIONS: Final = (
     Mutation(
         "A failed login is answered after a while.",
         "bookie_server/net/native/connection.py",
-        "call_later(self._shared.pauses.login_s(), end)",
+        "call_later(self._shared.pauses.failure_s(), end)",
         "call_later(0, end)",
         ("tests/unit/test_net_access.py::test_n1_a_wrong_login_is_answered_after_a_while[v2]",),
     ),
@@ -453,7 +453,7 @@ MUTATIONS: Final = (
     Mutation(
         "So is who has the wrong role, if there are no logins.",
         "bookie_server/net/native/connection.py",
-        "        else:\n            self._pause_for(self._shared.pauses.login_s())\n",
+        "        else:\n            self._pause_for(self._shared.pauses.failure_s())\n",
         "",
         (
             "tests/unit/test_net_access.py"

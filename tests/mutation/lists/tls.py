@@ -105,6 +105,41 @@ MUTATIONS: Final = (
         (f"{_BESIDE}::test_who_gives_up_or_gives_way_leaves_the_line",),
     ),
     Mutation(
+        "Who fails a handshake is told after a while.",
+        "bk_spark/bookie/tls/transport.py",
+        "self._loop.call_later(self._steps.failed(self), self._send_alert)",
+        "self._send_alert()",
+        (f"{_BESIDE}::test_n1_who_fails_a_handshake_is_told_after_a_while",),
+    ),
+    Mutation(
+        "Whose certificate is refused, too: after the costly step.",
+        "bk_spark/bookie/tls/transport.py",
+        "            self._is_costly = False  # the rest is cheap\n",
+        "            self._steps = None\n",
+        (f"{_BESIDE}::test_n1_who_fails_a_handshake_is_told_after_a_while",),
+    ),
+    Mutation(
+        "Handshakes of who failed none lately go first.",
+        "bookie_server/net/common/entrance/handshakes.py",
+        "(self._suspects if is_suspect else self._line).add(handshake)",
+        "self._line.add(handshake)",
+        (f"{_BESIDE}::test_n1_who_failed_no_handshake_lately_goes_first",),
+    ),
+    Mutation(
+        "Who leaves during a handshake has failed it.",
+        "bk_spark/bookie/tls/transport.py",
+        "                self._steps.failed(self)\n",
+        "                pass\n",
+        (f"{_BESIDE}::test_who_leaves_during_a_handshake_has_failed_it",),
+    ),
+    Mutation(
+        "Who speaks something else is closed after a while.",
+        "bookie_server/net/native/connection.py",
+        "        if self._has_spoken:\n            self.abort()",
+        "        if True:\n            self.abort()",
+        (f"{_BESIDE}::test_tls_without_start_tls_is_named_once_in_a_while",),
+    ),
+    Mutation(
         "Mutual TLS requires a certificate.",
         "bk_spark/bookie/tls/contexts.py",
         "ssl.CERT_REQUIRED if settings.tls_client_authentication else ssl.CERT_NONE",
@@ -128,8 +163,8 @@ MUTATIONS: Final = (
     Mutation(
         "The peer learns why a handshake failed.",
         "bk_spark/bookie/tls/transport.py",
-        "        self._problem = error\n        self._flush()\n        if not",
-        "        self._problem = error\n        if not",
+        "        self._flush()\n        if not self._raw.is_closing():\n            self._raw.resume_reading()",
+        "        if not self._raw.is_closing():\n            self._raw.resume_reading()",
         (f"{_SERVER}::test_mutual_tls_refuses_other_certificates_and_tells_the_client_why",),
     ),
     Mutation(

@@ -1,17 +1,19 @@
 """How long the bookie waits after it refused something.
 
-A login costs the bookie a millisecond, and a request that its peer has no right to nearly as much as one that is
-obeyed. Without pauses, a hundred peers that guess passwords, or ask anew as soon as they are refused, take a whole
-processor, and the requests of others wait behind theirs.
+A handshake or a login costs the bookie milliseconds, and a request that its peer has no right to nearly as much as one
+that is obeyed. Without pauses, a hundred peers that guess passwords, or come again as soon as they are refused, take a
+whole processor, and the requests of others wait behind theirs.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import math
 from collections import OrderedDict
 from typing import Final
 
-#: The pauses after failed logins are between half of this and one and a half times this.
-_LOGIN_MEAN_S: Final = 0.5
+#: The pauses after failed handshakes and logins are between half of this and one and a half times this.
+_FAILURE_MEAN_S: Final = 1.0
 #: The pause after the first refused request of a connection. Each further one is twice as long, up to the longest.
 _FIRST_REFUSAL_S: Final = 0.05
 _LONGEST_REFUSAL_S: Final = 1.0
@@ -34,9 +36,9 @@ class Spread:
         self._number += 1
         return mean_s * (0.5 + self._number * _GOLDEN_RATIO % 1)
 
-    def login_s(self) -> float:
-        """The pause after the next failed login."""
-        return self.of(_LOGIN_MEAN_S)
+    def failure_s(self) -> float:
+        """The pause after the next handshake or login that failed."""
+        return self.of(_FAILURE_MEAN_S)
 
 
 class RefusalPauses:
@@ -58,6 +60,25 @@ class RefusalPauses:
         return self._spread.of(self._mean_s)
 
 
+class FailedLately:
+    """The addresses of those whose handshakes failed. Of too many, those that failed longest ago are forgotten."""
+
+    def __init__(self) -> None:
+        self._failed_s: OrderedDict[str | bytes, float] = OrderedDict()
+
+    def note(self, address: str, now_s: float) -> None:
+        """A handshake from ``address`` has failed."""
+        network = _network_of(address)
+        self._failed_s[network] = now_s
+        self._failed_s.move_to_end(network)
+        if len(self._failed_s) > _MOST_REMEMBERED:
+            self._failed_s.popitem(last=False)
+
+    def includes(self, address: str, now_s: float) -> bool:
+        """Whether a handshake from ``address`` failed lately."""
+        return now_s - self._failed_s.get(_network_of(address), -math.inf) < _FORGOTTEN_AFTER_S
+
+
 class RefusalsByPeer:
     """Those of connections that are known by name only. Of too many, those that were refused longest ago are
     forgotten."""
@@ -73,3 +94,13 @@ class RefusalsByPeer:
         if len(self._pauses) > _MOST_REMEMBERED:
             self._pauses.popitem(last=False)
         return pauses.next_s(now_s)
+
+
+def _network_of(address: str) -> str | bytes:
+    """Return what all addresses of a peer share: of IPv6 the network's half, since whoever has one address has the
+    other half for himself."""
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped) if found.ipv4_mapped is not None else found.packed[:8]
