@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc
-
+from bk_spark.bookie.connection.http2.call import CallError
+from bk_spark.bookie.connection.http2.channel import Channel
 from bk_spark.protocol.proto import bookie_pb2 as pb
 from tests.support import http2_peer as http2
 from tests.support.bookie import KEY, stored
@@ -23,9 +23,19 @@ _LIARS: Final = 10
 #: Connections of those that are refused.
 REFUSED: Final = 60
 _ANNOUNCED_BYTES: Final = 1_000_000
+_ANSWER_BYTES: Final = 1_000_000
 _ADD: Final = "/bk_spark.v1.Bookie/Add"
 #: Of a batch that does not add up.
 _ENTRIES: Final = 64
+
+
+def _channel(attacker: Attacker) -> Channel:
+    """Calls over a connection of their own."""
+
+    async def connect(protocol: asyncio.BufferedProtocol) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=await attacker.connect())
+
+    return Channel(connect, f"127.0.0.1:{attacker.port}", is_secure=False, max_message_bytes=_ANSWER_BYTES)
 
 
 async def _send(connected: Any, data: bytes) -> None:
@@ -75,12 +85,10 @@ async def wrong_batches(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     message = batch.SerializeToString()
 
     async def lie() -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{attacker.port}", options=options) as channel:
-            call = channel.stream_stream(_ADD)()
-            while True:
-                await call.write(message)
-                await call.read()
+        call = _channel(attacker).begin(_ADD)
+        while True:
+            await call.write(message)
+            await call.read()
 
     tasks: list[asyncio.Task[None]] = []
 
@@ -100,17 +108,14 @@ async def wrong_role(attacker: Attacker) -> Callable[[], Awaitable[object]]:
     streams = {_ADD: batch.SerializeToString(), "/bk_spark.v1.Bookie/Read": read.SerializeToString()}
 
     async def ask(method: str | None) -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{attacker.port}", options=options) as channel:
-            if method is None:
-                call = channel.unary_unary("/bk_spark.v1.Bookie/Fence")
-                while True:
-                    with contextlib.suppress(grpc.aio.AioRpcError):
-                        await call(fence)
-            stream = channel.stream_stream(method)()
-            while True:
-                await stream.write(streams[method])
-                await stream.read()
+        channel = _channel(attacker)
+        while method is None:
+            with contextlib.suppress(CallError):
+                await channel.ask("/bk_spark.v1.Bookie/Fence", fence)
+        call = channel.begin(method)
+        while True:
+            await call.write(streams[method])
+            await call.read()
 
     tasks: list[asyncio.Task[None]] = []
 

@@ -370,7 +370,7 @@ def test_logins_of_other_kinds(sasl: FrontAccess) -> None:
 
 
 def test_a_login_without_end_is_given_up(sasl: FrontAccess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookie_server.net.native.connection.LOGIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("bookie_server.net.native.admission.LOGIN_TIMEOUT_S", 0.2)
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), access=sasl) as served:

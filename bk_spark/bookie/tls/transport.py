@@ -100,6 +100,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._protocol = protocol
         self._buffer = buffer
         self._steps = steps
+        #: Whether what comes next may need the private key.
         self._is_costly = steps is not None
         self._step_error: Exception | None = None
         self._stepping = False
@@ -210,7 +211,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._problem = error
         if self._steps is None:
             self._send_alert()
-        else:
+        else:  # whoever comes again as soon as it is told costs little then
             self._raw.pause_reading()
             self._loop.call_later(self._steps.failed(self), self._send_alert)
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 import numpy as np
@@ -14,10 +13,9 @@ import numpy as np
 from bk_spark.bookie.auth.providers import Peer
 from bk_spark.protocol.errors import WireFormatError
 from bk_spark.protocol.wire.framing import LENGTH_BYTES, Frames, Receiving
-from bookie_server.net.common.access.front_access import LOGIN_TIMEOUT_S, ConnectionAccess
-from bookie_server.net.common.access.pauses import RefusalPauses
+from bookie_server.net.common.access.front_access import ConnectionAccess
 from bookie_server.net.common.kernel_room import Socket
-from bookie_server.net.native.gate import Gate
+from bookie_server.net.native.admission import Admission
 from bookie_server.net.native.protocols import Protocols
 from bookie_server.net.native.request_context import RequestContext
 from bookie_server.net.native.shared import Shared
@@ -66,11 +64,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._config = shared.config
         self._loop = asyncio.get_running_loop()
         self._receiving = Receiving(shared.common_buffer)
+        self._admission = Admission(shared, self, refuses=refuses)
         self._requests = RequestContext(
             shared,
             adds_changed=self._adds_changed,
             reads_changed=self._reads_changed,
-            refused=self._refused,
+            refused=self._admission.refused,
             failed=self._close_failed,
         )
         self.answers = self._requests.answers
@@ -86,10 +85,6 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_made = False
         #: Whether a whole frame has come.
         self._has_spoken = False
-        #: Stands before the handlers, unless every request is obeyed.
-        self._gate = self._new_gate(None) if refuses else None
-        self._refusal_pauses: RefusalPauses | None = None
-        self._login_timeout: asyncio.TimerHandle | None = None
         #: The frame of the login that came in clear, before the handshake.
         self.early_login = b""
         #: The handshake, while it is under way.
@@ -124,7 +119,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             # for the peer to acknowledge the previous one, and a peer with nothing to send delays that by 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._shared.kernel_room.begin(connected)
-        self._begin_access()
+        self._admission.begin(Peer(self._peer, self.peer_certificate), self.answers)
+        if self.early_login and self._admission.gate is not None:
+            size = len(self.early_login) - LENGTH_BYTES
+            self._handle(Frames(memoryview(self.early_login), np.array([LENGTH_BYTES]), np.array([size])))
         if connected is not None and tls is None:
             self._receive_first(connected.fileno())
 
@@ -144,7 +142,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = None
         if self._socket is not None:
             self._shared.kernel_room.end(self._socket)
-        self._end_login()
+        self._admission.end()
         self._requests.end()
         self._shared.held_back.pop(self, None)
         self._shared.half_frames.end(self)
@@ -163,7 +161,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             frames = self._receiving.received(nbytes)
             if self._has_large or self._receiving.large_frame_bytes:
                 self._note_large_frame()
-            if (frames is not None or self._has_large) and self._gate is None:
+            if (frames is not None or self._has_large) and self._admission.gate is None:
                 self._owner.active(self)
             if frames is not None:
                 self._has_spoken = True
@@ -238,6 +236,20 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         elif self._paused == _PAUSED_BY_TURN and before != self._paused:
             self._shared.turns.wait(self)
+
+    def read_nothing_for(self, pause_s: float) -> None:
+        """Do not read from the peer for a while."""
+        self.pause(_PAUSED_BY_REFUSAL)
+        self._loop.call_later(pause_s, self.resume, _PAUSED_BY_REFUSAL)
+
+    def read_no_more(self) -> None:
+        """Do not read from the peer any more."""
+        self.pause(PAUSED_BY_END)
+
+    def let_in(self, access: ConnectionAccess | None, *, is_v2: bool) -> None:
+        """Obey requests from now on, as far as ``access`` says. ``is_v2``: the peer has sent a v2 frame."""
+        self._requests.access = access
+        self._protocols.is_v2 = is_v2
 
     def hold_frame(self) -> None:
         """Stop reading a large frame until there is room for it."""
@@ -345,83 +357,21 @@ class NativeConnection(asyncio.BufferedProtocol):
         Raises WireFormatError after the frames before the bad one are handled.
         """
         frames.check_bodies()
-        if self._gate is not None:
-            return self._pass_gate(self._gate, frames)
-        return self._protocols.handle(frames)
-
-    # --- who the peer is ---------------------------------------------------------------------------
-
-    def _new_gate(self, access: ConnectionAccess | None) -> Gate:
-        return Gate(self.answers, access, self._refused, self._end_failed_login)
-
-    def _refused(self) -> None:
-        """A request was refused, because the peer has no right to it: read nothing for a while."""
-        if self._paused & _PAUSED_BY_REFUSAL:
-            return
-        if self._refusal_pauses is None:
-            self._refusal_pauses = RefusalPauses(self._shared.pauses)
-        self._pause_for(self._refusal_pauses.next_s(self._loop.time()))
-
-    def _pause_for(self, pause_s: float) -> None:
-        self.pause(_PAUSED_BY_REFUSAL)
-        self._loop.call_later(pause_s, self.resume, _PAUSED_BY_REFUSAL)
-
-    def _begin_access(self) -> None:
-        """Decide whether requests are obeyed, as far as is known yet."""
-        access = self._shared.access
-        if access is None or self._gate is not None:
-            return
-        gate = self._new_gate(access.begin(Peer(self._peer, self.peer_certificate)))
-        if gate.is_open:
-            self._let_in(gate)
-            return
-        self._gate = gate
-        if gate.awaits_login:
-            self._login_timeout = self._loop.call_later(LOGIN_TIMEOUT_S, self._login_took_too_long, gate)
-        else:
-            self._pause_for(self._shared.pauses.failure_s())
-        if self.early_login:
-            size = len(self.early_login) - LENGTH_BYTES
-            self._handle(Frames(memoryview(self.early_login), np.array([LENGTH_BYTES]), np.array([size])))
-
-    def _pass_gate(self, gate: Gate, frames: Frames) -> Frames | None:
-        rest = gate.handle(frames)
-        if gate.is_open:
-            self._end_login()
-            self._gate, self._protocols.is_v2 = None, gate.is_v2
-            self._let_in(gate)
+        gate = self._admission.gate
+        if gate is None:
+            return self._protocols.handle(frames)
+        rest = self._admission.handle(gate, frames)
+        if self._admission.gate is None:
             self._owner.active(self)
         return rest
-
-    def _let_in(self, gate: Gate) -> None:
-        self._requests.access = gate.access
-        if gate.access is not None and not gate.access.rights:
-            self._pause_for(self._shared.pauses.failure_s())
-
-    def _login_took_too_long(self, gate: Gate) -> None:
-        gate.give_up()
-        self.abort()
-
-    def _end_failed_login(self, refuse: Callable[[], None]) -> None:
-        def end() -> None:
-            refuse()
-            self.hang_up()
-
-        self._end_login()
-        self.pause(PAUSED_BY_END)
-        self._login_timeout = self._loop.call_later(self._shared.pauses.failure_s(), end)
-
-    def _end_login(self) -> None:
-        if self._login_timeout is not None:
-            self._login_timeout.cancel()
-            self._login_timeout = None
 
     def _close_bad(self, error: WireFormatError) -> None:
         self._shared.log.tell("connection from %s closed: %s", self._peer, error)
         if self._has_spoken:
             self.abort()
         else:  # whoever speaks something else, and comes again and again, costs little then
-            self.pause(PAUSED_BY_END)
+            self._receiving.clear()
+            self.read_no_more()
             self._loop.call_later(self._shared.pauses.failure_s(), self.abort)
 
     def _close_failed(self) -> None:

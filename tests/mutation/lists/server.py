@@ -425,7 +425,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "A failed login is answered after a while.",
-        "bookie_server/net/native/connection.py",
+        "bookie_server/net/native/admission.py",
         "call_later(self._shared.pauses.failure_s(), end)",
         "call_later(0, end)",
         ("tests/unit/test_net_access.py::test_n1_a_wrong_login_is_answered_after_a_while[v2]",),
@@ -442,7 +442,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "Who may do nothing is read later from the beginning.",
-        "bookie_server/net/native/connection.py",
+        "bookie_server/net/native/admission.py",
         "if gate.access is not None and not gate.access.rights:",
         "if False:",
         (
@@ -452,8 +452,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "So is who has the wrong role, if there are no logins.",
-        "bookie_server/net/native/connection.py",
-        "        else:\n            self._pause_for(self._shared.pauses.failure_s())\n",
+        "bookie_server/net/native/admission.py",
+        "        else:\n            self._connection.read_nothing_for(self._shared.pauses.failure_s())\n",
         "",
         (
             "tests/unit/test_net_access.py"
