@@ -347,11 +347,11 @@ def test_an_unfinished_handshake_gives_way_to_a_newcomer(
 
 def test_answers_that_a_peer_does_not_read_are_counted(tmp_path: Path) -> None:
     async def test() -> None:
-        bookie = HeldBookie(entry_bytes=64 * 1024)
+        bookie = HeldBookie(entry_bytes=8 * 1024)  # a transport takes such answers whole, and waits for sockets
         context = client_context(tmp_path / "client")
         async with front(NetConfig(), bookie, tls=front_tls(tmp_path)) as served, connected(served, context) as peer:
             peer.writer.transport.pause_reading()
-            count = 2000  # 128 MiB: more than sockets take
+            count = 4000  # 32 MiB: more than sockets take
             peer.send(reads(*[(1, i) for i in range(count)]))
             load = served.server.load
             await until(lambda: load.unsent_bytes >= 64 * 1024)
