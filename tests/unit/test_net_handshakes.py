@@ -266,8 +266,8 @@ def test_n1_who_fails_a_handshake_is_told_after_a_while(tmp_path: Path, where: s
         async with front(NetConfig(), HeldBookie(), tls=tls) as served:
             if where == "in the loop":
                 stranger = client_context(tmp_path / "client", identity("stranger", signed_by="others"))
+                begun = time.monotonic()
                 async with connected(served, stranger) as peer:
-                    begun = time.monotonic()
                     assert isinstance(await peer.fails(), ssl.SSLError)
             else:
                 clear = await served.connect()
@@ -289,18 +289,19 @@ def test_n1_who_fails_a_handshake_is_told_after_a_while(tmp_path: Path, where: s
 
 def test_n1_who_failed_no_handshake_lately_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although a hundred others wait, of an address that failed one, and their line has a long pause."""
-    steps = Steps(monkeypatch)
+    steps, made = Steps(monkeypatch), instances(monkeypatch, FailedLately)
     monkeypatch.setattr(handshakes, "_SUSPECTS_PAUSE_S", 600.0)
 
     async def test() -> None:
         tls = front_tls(tmp_path)
         async with front(NetConfig(), HeldBookie(), tls=tls) as served:
+            (failed,), loop = made, asyncio.get_running_loop()
             for number in range(2):  # the first one fails, so the other's step is in the line of those that did
                 peer = await served.connect()
                 await peer.send(start_tls_request())
                 await peer.body()
                 await peer.send(reads((1, 1)))
-                await until(lambda: steps.in_thread > number)  # noqa: B023
+                await until(lambda: steps.in_thread > number and failed.includes("127.0.0.1", loop.time()))  # noqa: B023
             for _ in range(100):
                 await _begun(served)
             await until(lambda: len(steps.waiting) == 100)
@@ -357,8 +358,8 @@ def test_tls_without_start_tls_is_named_once_in_a_while(tmp_path: Path, caplog: 
             async def once() -> None:
                 with contextlib.suppress(ConnectionError):
                     peer = await served.connect()
-                    await peer.send(_HELLO)
                     begun = time.monotonic()
+                    await peer.send(_HELLO)
                     assert await peer.closed()
                     assert time.monotonic() - begun >= 0.5  # so whoever comes again and again costs little
 
