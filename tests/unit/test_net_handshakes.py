@@ -23,7 +23,7 @@ from bookie_server.net.common.limits import NetConfig
 from tests.support.certificates import identity
 from tests.support.front import Front, HeldBookie, Peer, front, reads, run, until
 from tests.support.instances import instances
-from tests.unit.test_net_tls import client_context, connected, front_tls
+from tests.unit.test_net_tls import client_context, connected, front_tls, until_closed
 
 #: The first record of a client's first message. Further ones are missing, but it waits for its step.
 _HELLO = b"\x16\x03\x01\x00\x40\x01\x00\x01\xfc\x03\x03" + bytes(58)
@@ -82,12 +82,12 @@ class Steps:
         return sum(name.startswith("tls-handshake") for name in self.threads)
 
 
-async def _begun(served: Front) -> Peer:
-    """A peer whose handshake waits for its first step."""
+async def _begun(served: Front, first: bytes = _HELLO) -> Peer:
+    """A peer that was granted TLS, and then sent ``first``. As it is, its handshake waits for its first step."""
     peer = await served.connect()
     await peer.send(start_tls_request())
-    await peer.body()
-    await peer.send(_HELLO)
+    assert await peer.body()
+    await peer.send(first)
     return peer
 
 
@@ -189,13 +189,7 @@ def test_n1_who_stalls_before_the_first_record_is_whole_costs_no_transport_and_n
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
             (hellos, _) = made
-            peers = []
-            for some in (b"", _HELLO[:1], _HELLO[:5], _HELLO[:-1]):
-                peer = await served.connect()
-                await peer.send(start_tls_request())
-                await peer.body()
-                await peer.send(some)
-                peers.append(peer)
+            peers = [await _begun(served, some) for some in (b"", _HELLO[:1], _HELLO[:5], _HELLO[:-1])]
             await until(lambda: len(hellos) == 4)
             plain = await served.connect()
             await plain.send(reads((1, 1)))
@@ -220,10 +214,7 @@ def test_who_does_not_send_the_first_record_is_closed_after_some_time(
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
             for _ in range(40):  # more than are closed in a turn
-                peer = await served.connect()
-                await peer.send(start_tls_request())
-                assert await peer.body()
-                await peer.send(_HELLO[:-1])
+                await _begun(served, _HELLO[:-1])
             await until(lambda: served.server.failed_handshakes == 40)
             assert served.server.connection_count == 0
 
@@ -270,14 +261,8 @@ def test_n1_who_fails_a_handshake_is_told_after_a_while(tmp_path: Path, where: s
                 async with connected(served, stranger) as peer:
                     assert isinstance(await peer.fails(), ssl.SSLError)
             else:
-                clear = await served.connect()
-                await clear.send(start_tls_request())
-                await clear.body()
                 begun = time.monotonic()
-                await clear.send(reads((1, 1)))
-                with contextlib.suppress(ConnectionError):
-                    while await asyncio.wait_for(clear.loop.sock_recv(clear.socket, 1 << 16), 60):
-                        pass
+                await until_closed(await _begun(served, reads((1, 1))))
             assert time.monotonic() - begun >= 0.5
             context = client_context(tmp_path / "good", identity("client"))
             async with connected(served, context) as peer:
@@ -297,10 +282,7 @@ def test_n1_who_failed_no_handshake_lately_goes_first(tmp_path: Path, monkeypatc
         async with front(NetConfig(), HeldBookie(), tls=tls) as served:
             (failed,), loop = made, asyncio.get_running_loop()
             for number in range(2):  # the first one fails, so the other's step is in the line of those that did
-                peer = await served.connect()
-                await peer.send(start_tls_request())
-                await peer.body()
-                await peer.send(reads((1, 1)))
+                await _begun(served, reads((1, 1)))
                 await until(lambda: steps.in_thread > number and failed.includes("127.0.0.1", loop.time()))  # noqa: B023
             for _ in range(100):
                 await _begun(served)
@@ -336,10 +318,7 @@ def test_the_bookie_ends_before_who_failed_a_handshake_is_told(tmp_path: Path, m
 
     async def test() -> None:
         async with front(NetConfig(), HeldBookie(), tls=front_tls(tmp_path)) as served:
-            peer = await served.connect()
-            await peer.send(start_tls_request())
-            await peer.body()
-            await peer.send(reads((1, 1)))
+            peer = await _begun(served, reads((1, 1)))
             await until(lambda: steps.in_thread == 1)
             await asyncio.wait_for(served.server.close(), 60)
             assert served.server.connection_count == 0

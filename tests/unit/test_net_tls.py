@@ -220,7 +220,7 @@ def test_nothing_that_came_in_clear_behind_start_tls_is_obeyed(
                 assert frame(await peer.body()) == _GRANTED
                 if behind == b"\0":  # the beginning of nothing: the handshake waits for the rest
                     await peer.send(reads((1, 1)))
-                await _until_closed(peer)
+                await until_closed(peer)
             await until(lambda: served.server.connection_count == 0)
             assert (bookie.entries, bookie.reads) == (0, 0)
             assert tls.failed_handshakes == 5
@@ -231,7 +231,7 @@ def test_nothing_that_came_in_clear_behind_start_tls_is_obeyed(
     assert "it took too long" not in caplog.text
 
 
-async def _until_closed(peer: Peer) -> None:
+async def until_closed(peer: Peer) -> None:
     with contextlib.suppress(ConnectionError):
         while await asyncio.wait_for(peer.loop.sock_recv(peer.socket, 1 << 16), 60):
             pass  # an alert may come first; it is no frame

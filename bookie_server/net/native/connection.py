@@ -23,7 +23,7 @@ from bookie_server.net.native.shared import Shared
 _LOG: Final = logging.getLogger(__name__)
 
 PAUSED_BY_LOAD: Final = 1
-PAUSED_BY_END: Final = 2
+_PAUSED_BY_END: Final = 2
 _PAUSED_BY_ADDS: Final = 4
 _PAUSED_BY_READS: Final = 8
 _PAUSED_BY_ANSWERS: Final = 16
@@ -244,7 +244,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def read_no_more(self) -> None:
         """Do not read from the peer any more."""
-        self.pause(PAUSED_BY_END)
+        self.pause(_PAUSED_BY_END)
 
     def let_in(self, access: ConnectionAccess | None, *, is_v2: bool) -> None:
         """Obey requests from now on, as far as ``access`` says. ``is_v2``: the peer has sent a v2 frame."""

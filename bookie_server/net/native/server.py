@@ -33,7 +33,7 @@ from bookie_server.net.common.entrance.newcomers import LOOKED_AT_BYTES, Newcome
 from bookie_server.net.common.limits import FEW_CONNECTIONS, NetConfig, NoRequestTimes, RequestTimes, connection_limit
 from bookie_server.net.common.load import Load
 from bookie_server.net.common.loop_delay import LoopDelay
-from bookie_server.net.native.connection import PAUSED_BY_END, PAUSED_BY_LOAD, NativeConnection
+from bookie_server.net.native.connection import PAUSED_BY_LOAD, NativeConnection
 from bookie_server.net.native.shared import HeldBack, Shared
 
 _LOG: Final = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class NativeServer:
             self._connections.remove(newcomer)
             newcomer.abort()
         for connection in self._connections:
-            connection.pause(PAUSED_BY_END)
+            connection.read_no_more()
         self.shared.recovery_adds.store()
         try:
             await asyncio.wait_for(self.load.adds_answered(), self._config.close_timeout_ms / 1000)
